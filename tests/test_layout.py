@@ -58,7 +58,8 @@ FLOORS = (
     "bus.calls",
     "bus.streams",
     "bus.config bus.serve_settings",
-    "parts.mcp.settings parts.tasks.settings parts.observability.settings parts.console.settings",
+    "parts.mcp.settings parts.tasks.settings parts.audit.settings parts.identity.settings "
+    "parts.observability.settings parts.console.settings",
     "bus.signals bus.roles",
     "bus.web_paths",  # what rooms hold for one another
     "bus.local",
@@ -66,7 +67,7 @@ FLOORS = (
     "bus.operators",
     "parts.observability",
     "parts.mcp.features",
-    "bus.gateway parts.tasks parts.council parts.models.export_routes",
+    "bus.gateway parts.tasks parts.audit parts.identity parts.council parts.models.export_routes",
     "parts.moving.upstream",
     "parts.mcp.server",
     "parts.mcp.client",
@@ -77,7 +78,7 @@ FLOORS = (
     "testing dialects loop search dropin openapi tools extension",  # import paths of users
     "cli parts.mcp.commands parts.models.commands parts.conformance.command parts.moving.check.command "
     "parts.console.command parts.console.top parts.openapi.command parts.dropin.tools_commands "
-    "parts.tasks.tasks_command",
+    "parts.tasks.tasks_command parts.audit.audit_command parts.identity.keys_command",
 )
 FLOOR_OF: dict[str, int] = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
 
@@ -102,7 +103,8 @@ LIBRARIES = {
     "parts.mcp.bridge": set[str](),
     "parts.dropin.javascript": {"quickjs"},  # extra `javascript`
     "bus.access": set[str](),
-    "bus.keys": {"cryptography", "tomlkit", "jwt", "aiohttp"},  # extras `keys` and `jwt`
+    "bus.keys": set[str](),
+    "parts.identity": {"cryptography", "tomlkit", "jwt", "aiohttp"},  # extras `keys` and `jwt`
     "bus.metrics": set[str](),
     "bus.catalog": {"google.protobuf", "orjson", "jsonschema_rs"},
     "bus.calls": {"google.protobuf", "orjson", "jsonschema_rs"},

@@ -25,11 +25,11 @@ from lab.load import peer, workload
 from lab.stage import Stage
 from toolbus.bus.access.identity import template
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.keys.doorman import Doorman
-from toolbus.bus.keys.key_store import CredentialRequest, KeyStore
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.streams.doors import Doors
+from toolbus.parts.identity.key_store import CredentialRequest, KeyStore
 from toolbus.sdk.credential import Credential, tls_credentials
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs

@@ -15,10 +15,10 @@ import grpc
 import httpx
 import pytest
 
-from tests.bus.audit.chains import entries
+from tests.parts.audit.chains import entries
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host
-from toolbus.bus.audit.audit import FOLDER
+from toolbus.parts.audit.audit_log import FOLDER
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc

@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tests.bus.audit.chains import entries
 from tests.bus.gateway.calling import client
+from tests.parts.audit.chains import entries
 from tests.support.collector import Collector, Received, collector
 from tests.support.waiting import until
 from toolbus import Host, Plugin
-from toolbus.bus.audit.audit import FOLDER
 from toolbus.functions.scope import ToolScope
+from toolbus.parts.audit.audit_log import FOLDER
 from toolbus.protocol.limits import Timings
 from toolbus.protocol.traceparent import read_traceparent
 from toolbus.testing import running_bus

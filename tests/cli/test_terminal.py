@@ -20,11 +20,11 @@ import pytest
 import typer
 
 import toolbus
-from tests.bus.audit.chains import write
+from tests.parts.audit.chains import write
 from tests.support.processes import environment
-from toolbus.bus.audit.audit import FOLDER
 from toolbus.cli import calls_command, terminal
 from toolbus.common.text import clean_line
+from toolbus.parts.audit.audit_log import FOLDER
 
 
 def _run_in_terminal(*words: str, **env: str) -> str:

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from tests.support.other_user import become_nobody
-from toolbus.bus.keys.key_store import KeyStore
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.common.path_ownership import make_directory
+from toolbus.parts.identity.key_store import KeyStore
 
 
 def use(data: Path) -> str:

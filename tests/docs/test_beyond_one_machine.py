@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.keys.played_issuer import PlayedIssuer
 from tests.docs.pages import TEXTS, Block, blocks, table
+from tests.parts.identity.played_issuer import PlayedIssuer
 from tests.support import curl
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync

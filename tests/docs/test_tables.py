@@ -29,7 +29,6 @@ from toolbus.bus.access.quota import CALLS_PER_SECOND
 from toolbus.bus.calls.dispatcher import OUTPUT_SCHEMA
 from toolbus.bus.config import Config
 from toolbus.bus.gateway.http_connection import IDLE_SECONDS, MAX_HEAD_BYTES
-from toolbus.bus.keys.issuer_settings import Issuer
 from toolbus.bus.keys.keys_file import KeyRecord, parse_keys
 from toolbus.bus.serve_settings import settle
 from toolbus.cli import terminal
@@ -41,6 +40,7 @@ from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.tool_spec import OPTION_NAMES
 from toolbus.loop import LoopEvent, LoopSettings
 from toolbus.parts.console.app import PATHS as CONSOLE_PATHS
+from toolbus.parts.identity.settings import Issuer
 from toolbus.processes.child_environment import PLUGIN
 from toolbus.protocol.limits import Timings
 from toolbus.protocol.questions import ACCEPTS, NEEDS_INPUT

@@ -44,7 +44,6 @@ from toolbus.protocol.limits import DEFAULT_TIMINGS, Limits, Timings
 
 if TYPE_CHECKING:
     from toolbus.bus.catalog.policy import AccessRules
-    from toolbus.bus.keys.issuer_settings import Issuer
     from toolbus.bus.pins.pins import Pin
 
 DEFAULT_GRPC = "127.0.0.1:48930"
@@ -88,12 +87,6 @@ def _no_rules() -> AccessRules:
     return AccessRules()
 
 
-def _issuers(reader: Reader) -> tuple[Issuer, ...]:
-    from toolbus.bus.keys.issuer_settings import read_issuers
-
-    return read_issuers(reader)
-
-
 def _pins(reader: Reader) -> dict[str, str]:
     from toolbus.bus.pins.pins import PINS
 
@@ -132,13 +125,6 @@ def _check_http(name: str, address: str) -> None:
 def _check_https(name: str, address: str | None) -> None:
     if address is not None:
         check_address(name, address, anywhere=True)
-
-
-def _check_issuers(name: str, issuers: tuple[Issuer, ...]) -> None:
-    if issuers:
-        from toolbus.bus.keys.issuer_settings import check_issuers
-
-        check_issuers(list(issuers))
 
 
 def _check_sources(name: str, sources: Iterable[str]) -> None:
@@ -374,9 +360,6 @@ class Config:
         "the records of calls hold arguments and outputs, shortened and without secrets",
         option=Option("Record arguments and outputs of the newest calls, shortened and without secrets."),
     )
-    audit: bool = setting(True, FLAG, "writes an [audit](audit.md) in the data directory, if there is one")
-    audit_required: bool = setting(False, FLAG, "refuses acts that the audit cannot record")
-    audit_calls: bool = setting(False, FLAG, "the audit also has calls, without arguments and outputs")
     metrics: bool = setting(True, FLAG, "counts the calls of each tool and serves [`/metrics`](../start/metrics.md)")
     metrics_tools: int = setting(
         200,
@@ -397,13 +380,16 @@ class Config:
     permissions: AccessRules = setting(_no_rules, table(_rules))
     tripwire_allow: Mapping[str, tuple[str, ...]] = setting(dict, table(_allowed))
     pins: Mapping[str, Pin] = setting(dict, table(_pins), check=_check_pins)
-    issuers: tuple[Issuer, ...] = setting((), table(_issuers), check=_check_issuers)
     parts: tuple[Any, ...] = ()
 
     if TYPE_CHECKING:  # the parts' settings: `toolbus.parts` lists the records that declare them, a test compares
+        audit: bool = True
+        audit_calls: bool = False
+        audit_required: bool = False
         background_after_seconds: float = 10.0
         console: bool = True
         council: Path | None = None
+        issuers: tuple[Any, ...] = ()
         mcp: object = None
         mcp_secrets: Path | None = None
         mcp_servers: Path | None = None
@@ -448,18 +434,12 @@ class Config:
             check = getattr(record, "check_beside", None)
             if check is not None:
                 check(self)
-        if self.issuers and not self.needs_keys:
-            raise SetupError(
-                "issuers are for the addresses tls:, mtls: and https, and this bus has none of them: add one, or drop "
-                "the issuers"
-            )
         if self.needs_keys and self.keys_dir is None:
             raise SetupError(
                 "the addresses tls:, mtls: and https need keys, and this bus has no data directory to hold them: give "
                 "it one with --data-dir, or name the directory of the keys with --keys"
             )
         self._check_tripwire()
-        self._check_audit()
         if self.missed_heartbeats_gone < self.missed_heartbeats:
             raise SetupError(
                 f"missed_heartbeats_gone is {self.missed_heartbeats_gone}, less than missed_heartbeats = "
@@ -473,13 +453,6 @@ class Config:
             Tripwire(self.tripwire, self.tripwire_allow)  # type: ignore[arg-type]  # it checks the preset
         except InvalidRequest as error:
             raise SetupError(str(error)) from None
-
-    def _check_audit(self) -> None:
-        for name in ("audit_required", "audit_calls"):
-            if getattr(self, name) and not self.audit:
-                raise SetupError(f"{name} contradicts audit = false: drop one")
-            if getattr(self, name) and self.data_dir is None:
-                raise SetupError(f"{name} needs a data directory, where the audit is written: set data_dir")
 
     @property
     def timings(self) -> Timings:

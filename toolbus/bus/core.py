@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.catalog_view import CatalogView

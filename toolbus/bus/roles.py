@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from toolbus.bus.access.identity import PROGRAM, Principal
-from toolbus.bus.audit.audit import BUS, Audit
+from toolbus.bus.audit import BUS, Audit
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
 from toolbus.bus.storage.store import Earlier, Kind, Store, read_state

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.config import Config, check_port
+from toolbus.common.part import is_installed, parts
 from toolbus.common.path_ownership import check_path
 from toolbus.common.reader import Keys, Reader, path_of
 from toolbus.common.setting import (
@@ -122,6 +123,10 @@ def _kinds() -> dict[str, ValueKind]:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Reads ``TOOLBUS_<NAME>``; an empty variable counts as unset, a list has commas between its items."""
+    for part in parts():  # a protection that is asked for is never left out silently
+        for name in part.guards if not is_installed(part) else ():
+            if environ.get(variable_of(name)):
+                raise SetupError(f"{variable_of(name)} is set{missing_parts()}")
     settings: dict[str, Any] = {}
     for name, kind in _kinds().items():
         text = environ.get(variable_of(name))

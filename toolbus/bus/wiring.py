@@ -16,10 +16,10 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.tripwire import Tripwire
@@ -35,7 +35,6 @@ from toolbus.bus.metrics.call_counts import CallMetrics, Times
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
-from toolbus.bus.rooms.audit_room import AuditRoom
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.keys_room import KeysRoom
@@ -55,15 +54,11 @@ from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import spec_of_method
 from toolbus.protocol.limits import Timings
 
-if TYPE_CHECKING:
-    from toolbus.bus.keys.issuers import Issuers
-
 log = logging.getLogger("toolbus")
 
 # Those of the core, in the order in which they open and start; they stop in reverse order. A room goes with its line.
 CORE_ROOMS: tuple[type[Room], ...] = (
     CallbacksRoom,
-    AuditRoom,  # before the rooms whose actions it records
     KeysRoom,
     OperatorsRoom,
     PinsRoom,
@@ -160,7 +155,7 @@ class Bus(EmbeddedBus):
             neighbours=neighbours or Neighbours(config.neighbours),
             timings=timings,
             keyring=(keyring := _keyring(config)),
-            doorman=Doorman(keyring, _issuers(config, keyring)),
+            doorman=Doorman(keyring),
             roles=(roles := Roles(registry, config, audit, signals.catalog_changed)),
             registry=registry,
             policy=self.policy,
@@ -380,15 +375,6 @@ def _registry(config: Config) -> Registry:
         grace_seconds=config.grace_seconds,
         first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
     )
-
-
-def _issuers(config: Config, keyring: Keyring | None) -> Issuers | None:
-    """Returns who issues tokens for the bus; None where no issuer is configured."""
-    if not config.issuers or keyring is None:
-        return None
-    from toolbus.bus.keys.issuers import Issuers  # the extra `jwt`, which a bus without issuers need not have
-
-    return Issuers(config.issuers, lambda: keyring.identities)
 
 
 def _keyring(config: Config) -> Keyring | None:

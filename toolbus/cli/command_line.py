@@ -57,8 +57,6 @@ _CORE = (
     _row("access confirm", "operator_commands:confirm", "Trust the plugin of restored tools.", old="confirm"),
     _row("access explain", "operator_commands:explain", "Explain why a tool can be called, or not.", old="explain"),
     _row("calls", "calls_command:calls", "How the newest calls ended; cancel one that runs", NOUNS),
-    _row("keys", "keys_command:app", "Keys for other machines: init, add, list, …", NOUNS),
-    _row("audit", "audit_command:app", "Who did what to the bus; verify the records", NOUNS),
     _row("plugins", "", "Plugins, and what they say", NOUNS),
     _row("plugins health", "health_command:health", "Show whether the bus and its sources serve.", old="health"),
     _row("plugins drain", "operator_commands:drain", "Shut down a source, or the bus, gracefully.", old="drain"),

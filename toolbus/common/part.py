@@ -62,6 +62,7 @@ class Part:
         rooms: its rooms in a bus, in the order in which they open.
         loaders: what reads its kinds of files and folders as plugins.
         settings: its settings in the configuration of a bus.
+        guards: settings that protect: a bus without the part does not start where the environment has one of them.
         needs: other parts that it imports; without one of them it counts as removed.
     """
 
@@ -71,6 +72,7 @@ class Part:
     rooms: tuple[PartRoom, ...] = ()
     loaders: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
 

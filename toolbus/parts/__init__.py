@@ -20,6 +20,35 @@ PARTS: tuple[Part, ...] = (
         settings=("toolbus.parts.tasks.settings:TaskSettings",),
     ),
     Part(
+        "identity",
+        extra="keys",
+        commands=(
+            PartCommand(
+                "keys",
+                "toolbus.parts.identity.keys_command:app",
+                "Keys for other machines: init, add, list, …",
+                NOUNS,
+            ),
+        ),
+        rooms=(PartRoom("toolbus.parts.identity.room:IdentityRoom", before="OperatorsRoom"),),
+        settings=("toolbus.parts.identity.settings:IssuerSettings",),
+    ),
+    Part(
+        "audit",
+        commands=(
+            PartCommand(
+                "audit",
+                "toolbus.parts.audit.audit_command:app",
+                "Who did what to the bus; verify the records",
+                NOUNS,
+            ),
+        ),
+        # Before the rooms whose actions it records.
+        rooms=(PartRoom("toolbus.parts.audit.room:AuditRoom", before="KeysRoom"),),
+        settings=("toolbus.parts.audit.settings:AuditSettings",),
+        guards=("audit_required",),
+    ),
+    Part(
         "mcp",
         commands=(
             PartCommand("mcp", f"{_MCP}.mcp_command:main", "Connect an MCP client with the bus.", raw=True),
@@ -72,6 +101,7 @@ PARTS: tuple[Part, ...] = (
         rooms=(PartRoom("toolbus.parts.dropin.room:DropinRoom"),),
         loaders=("toolbus.parts.dropin.dropin_loader:DropinLoader",),
         settings=("toolbus.parts.dropin.settings:DropinSettings",),
+        guards=("require_manifest",),
     ),
     Part(
         "council",

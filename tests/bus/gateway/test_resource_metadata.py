@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.remote_access import WELL_KNOWN, RemoteAccess, ResourceMetadata
 from toolbus.bus.keys.doorman import Doorman

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.access.identity import Globs, Scopes, template
-from toolbus.bus.keys.key_store import CredentialRequest, KeyStore, Made
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.keys.keys_file import FILE
+from toolbus.parts.identity.key_store import CredentialRequest, KeyStore, Made
 
 DAY = 86_400.0
 ADDRESS = "mtls:bus.example:48931"

@@ -207,22 +207,22 @@ def test_the_servers_certificate_is_taken_over_when_it_is_renewed(keys: KeysDire
     assert before.key.startswith(b"-----BEGIN PRIVATE KEY-----")
     assert before.chain.count(b"BEGIN CERTIFICATE") == before.roots.count(b"BEGIN CERTIFICATE") == 1
     keys.clock.now += 59 * DAY
-    assert not ring.renew_if_due()
+    assert not ring.renew_if_due(keys.store)
     keys.clock.now += 2 * DAY
-    assert ring.renew_if_due()
+    assert ring.renew_if_due(keys.store)
     assert ring.server_certificate() is before
     assert ring.reload() == Changed(server=True)
     assert ring.server_certificate().chain != before.chain
     assert ring.server_certificate().roots == before.roots
-    assert not ring.renew_if_due()
+    assert not ring.renew_if_due(keys.store)
 
 
 def test_a_name_that_is_added_to_the_file_gets_into_the_certificate(keys: KeysDirectory) -> None:
     ring = keys.ring()
-    assert not ring.renew_if_due()
+    assert not ring.renew_if_due(keys.store)
     keys.edit('names = ["bus.example"]', 'names = ["bus.example", "other.example"]')
     ring.reload()
-    assert ring.renew_if_due()
+    assert ring.renew_if_due(keys.store)
 
 
 def test_without_the_authoritys_key_a_due_certificate_is_warned_about_once_a_day(
@@ -230,13 +230,13 @@ def test_without_the_authoritys_key_a_due_certificate_is_warned_about_once_a_day
 ) -> None:
     ring = keys.ring()
     (keys.path / "ca.key").unlink()
-    assert not ring.renew_if_due()
+    assert not ring.renew_if_due(keys.store)
     keys.clock.now += 61 * DAY
     with caplog.at_level(logging.WARNING):
-        assert [ring.renew_if_due() for _ in range(3)] == [False] * 3
+        assert [ring.renew_if_due(keys.store) for _ in range(3)] == [False] * 3
         assert len(caplog.records) == 1
         keys.clock.now += DAY
-        assert not ring.renew_if_due()
+        assert not ring.renew_if_due(keys.store)
     assert "ca.key is not here, and only it can issue" in caplog.text
 
 

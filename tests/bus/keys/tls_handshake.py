@@ -6,7 +6,7 @@ import hashlib
 import ssl
 from pathlib import Path
 
-from toolbus.bus.keys.authority import Issued
+from toolbus.parts.identity.authority import Issued
 
 
 def server_context(folder: Path, server: Issued, roots: bytes, more: bytes = b"") -> ssl.SSLContext:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.audit.chains import entries
+from tests.parts.audit.chains import entries
 from tests.support.waiting import within
 from toolbus import Host, Plugin
 from toolbus.bus.access.identity import Identity, Scopes
-from toolbus.bus.audit.audit import FOLDER
 from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
 from toolbus.errors import Code, NotPermitted
+from toolbus.parts.audit.audit_log import FOLDER
 from toolbus.testing import running_bus
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.core_model import Core, StreamDouble, tool
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.signals import Signals
 from toolbus.errors import Code, InvalidRequest

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, PROBE_PATHS, UID, log_later, peer_of
 from toolbus.bus.gateway.remote_access import RemoteAccess

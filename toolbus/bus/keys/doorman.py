@@ -12,16 +12,13 @@ import logging
 import math
 import ssl
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.keys.keyring import Changed, Keyring
 from toolbus.common.newest import NewestCache
 from toolbus.errors import Unauthenticated
-
-if TYPE_CHECKING:  # it needs the extra `jwt`, which a bus without issuers need not have
-    from toolbus.bus.keys.issuers import Issuers
 
 log = logging.getLogger("toolbus.keys")
 
@@ -33,17 +30,44 @@ MAX_PEERS = 10_000  # whose last log line is remembered
 MAX_TOKEN = 8_192  # characters; a JWT with many groups has some thousand
 
 
+class TokenIssuers(Protocol):
+    """Proves identities by the tokens of others: JWTs."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The issuers, as tokens name them."""
+
+    async def identity_of(self, token: str) -> Identity:
+        """Returns the identity that a token proves.
+
+        Raises:
+            Unauthenticated: it proves none.
+        """
+
+    def current(self, identity: Identity) -> Identity:
+        """Returns an identity that a token proved earlier, with the scopes of now.
+
+        Raises:
+            Unauthenticated: the token is no longer in force.
+        """
+
+    async def close(self) -> None:
+        """Cancels what it fetches."""
+
+
 class Doorman:
     """Authenticates requests by the keys of one bus.
 
     Args:
         keys: None where the bus has none; every key is then refused.
-        issuers: None where no issuer is configured.
+
+    Attributes:
+        issuers: None where no issuer is configured; every JWT is then refused.
     """
 
-    def __init__(self, keys: Keyring | None, issuers: Issuers | None = None) -> None:
+    def __init__(self, keys: Keyring | None) -> None:
         self.keys = keys
-        self._issuers = issuers
+        self.issuers: TokenIssuers | None = None
         self._listeners: list[Callable[[Changed], object]] = []
         self._refreshing = asyncio.Lock()
         self._refreshed_at = 0.0  # by the monotonic clock
@@ -75,10 +99,14 @@ class Doorman:
                 log.warning("refused peer=%s why=%s", peer, error)
             raise
 
+    def trust(self, issuers: TokenIssuers) -> None:
+        """Takes tokens of some issuers from now on."""
+        self.issuers = issuers
+
     async def close(self) -> None:
         """Cancels fetches of issuers' keys."""
-        if self._issuers is not None:
-            await self._issuers.close()
+        if self.issuers is not None:
+            await self.issuers.close()
 
     def on_refresh(self, listener: Callable[[Changed], object]) -> None:
         """Calls a listener with the changes that each read of the key files found."""
@@ -118,8 +146,8 @@ class Doorman:
         """
         if identity.scopes is None:
             return identity
-        if identity.how == "jwt" and self._issuers is not None:
-            return self._issuers.current(identity)
+        if identity.how == "jwt" and self.issuers is not None:
+            return self.issuers.current(identity)
         assert self.keys is not None  # it has proven the identity
         return self.keys.current(identity)
 
@@ -146,8 +174,8 @@ class Doorman:
 
     async def _identity_of_token(self, token: str) -> Identity:
         assert self.keys is not None
-        if self._issuers is not None and token.count(".") == 2:
-            return await self._issuers.identity_of(token)
+        if self.issuers is not None and token.count(".") == 2:
+            return await self.issuers.identity_of(token)
         return self.keys.identity_of_token(token)
 
 

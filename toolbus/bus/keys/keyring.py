@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import How, Identity, Scopes, day_of
 from toolbus.bus.keys.keys_file import CA, FILE, SERVER, KeyRecord, KeysFile, Kind, parse_keys
@@ -90,6 +90,21 @@ class _State:
     def proof_of(self, key_id: str) -> tuple[object, ...] | None:
         """Returns the fields of a key that prove an identity; None where it is not in force."""
         return _proof(self.file.keys[key_id]) if key_id in self.by_id else None
+
+
+@runtime_checkable
+class Renewer(Protocol):
+    """Renews the server's certificate, where it has the authority's key."""
+
+    def renew_server(self) -> tuple[bool, float]:
+        """Renews it if it is due.
+
+        Returns:
+            Whether it was renewed, and when to look again, in seconds since the epoch.
+
+        Raises:
+            SetupError: it is due, and cannot be renewed.
+        """
 
 
 class Keyring:
@@ -242,7 +257,7 @@ class Keyring:
         """Returns the server's certificate, from memory: may be called at each handshake, on any thread."""
         return self._state.server
 
-    def renew_if_due(self) -> bool:
+    def renew_if_due(self, renewer: Renewer) -> bool:
         """Renews the server's certificate if it is due and the authority's key is here. Blocks.
 
         Returns:
@@ -251,10 +266,8 @@ class Keyring:
         now = self._clock()
         if now < self._renew_at:
             return False
-        from toolbus.bus.keys.key_store import KeyStore  # needs `cryptography`, which a look-up does not
-
         try:
-            renewed, self._renew_at = KeyStore(self._directory, self._clock).renew_server()
+            renewed, self._renew_at = renewer.renew_server()
         except SetupError as error:
             self._renew_at = now + RETRY_SECONDS
             log.warning("the server's certificate cannot be renewed: %s", error)

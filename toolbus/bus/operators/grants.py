@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.access.identity import PROGRAM, Principal
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import BUS_SOURCE
 from toolbus.bus.catalog.policy import GENERATION, TOOLS, AccessRules, Policy

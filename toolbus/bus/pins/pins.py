@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.storage.database import checksum_of
 from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
 from toolbus.common.text import escape_surrogates, escape_unsafe, list_names, quote

@@ -108,7 +108,8 @@ class GatewayRoom(Room):
             callbacks = self.core.rooms.find(CallbacksRoom)
             registrations = callbacks.registrations if callbacks is not None else None
             has_mcp = self.core.web.find(RESOURCE) is not None
-            metadata = ResourceMetadata([each.issuer for each in self.core.config.issuers] if has_mcp else [])
+            issuers = self.core.doorman.issuers
+            metadata = ResourceMetadata(issuers.names if has_mcp and issuers is not None else [])
             self._remote = RemoteAccess(self.core.doorman, metadata, self.core.web, self.core.rooms.provider(Cookies))
             own_url = self.own_url if self._server is not None else None
             served = application(GatewayParts(self.core, registrations, own_url, self._remote))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from toolbus.bus.access.identity import Scopes
 from toolbus.bus.core import Core, Room
-from toolbus.bus.keys.keyring import Changed, Keyring
+from toolbus.bus.keys.keyring import Changed, Keyring, Renewer
 from toolbus.bus.keys.keys_file import FILE, KeyRecord
 from toolbus.common.text import list_names
 
@@ -40,10 +40,12 @@ class KeysRoom(Room):
         await self.core.doorman.close()
 
     async def _follow(self, keyring: Keyring) -> None:
+        renewer = self.core.rooms.provider(Renewer)
         while True:
             await asyncio.sleep(self.core.timings.keys_seconds)
             try:
-                await asyncio.to_thread(keyring.renew_if_due)
+                if renewer is not None:
+                    await asyncio.to_thread(keyring.renew_if_due, renewer)
                 await self.core.doorman.refresh()
             except Exception:
                 log.exception("a fault of the bus while it reloaded its keys")

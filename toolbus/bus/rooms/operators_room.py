@@ -2,81 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-from toolbus.bus.access.identity import principal_of
-from toolbus.bus.audit.audit import Audit
 from toolbus.bus.core import Core, Room
-from toolbus.bus.keys.keys_file import FILE, parse_keys
-from toolbus.bus.keys.private_files import read_private
 from toolbus.bus.operators.admin_tools import AdminTools
 from toolbus.bus.operators.explainer import Explainer
 from toolbus.bus.operators.grants import Grants
-from toolbus.errors import InvalidRequest
-from toolbus.sdk import ToolScope, llm_tool
-
-# Offers the keys of the bus to operators elsewhere: a list without secrets, and revocation.
-#
-# Making a secret (`toolbus keys add` and `renew`) is not offered: it would pass the network and the records of calls.
-
-
-_NO_DIRECTORY = "this bus stores nothing, so it has no keys: start it with a data directory"
-_MAKE = "make keys with `toolbus keys init --name HOST`"
-
-
-class KeyTools:
-    """The keys of one bus, for its operators.
-
-    Args:
-        directory: where the keys are; None where the bus persists nothing.
-    """
-
-    def __init__(self, directory: Path | None, audit: Audit) -> None:
-        self._directory = directory
-        self._audit = audit
-
-    def tools(self) -> list[Callable[..., Any]]:
-        """The methods that are tools."""
-        return [self.keys, self.key_revoke]
-
-    @llm_tool(description="Lists the identities of peers elsewhere with their scopes, and the keys that prove them.")
-    async def keys(self) -> dict[str, Any]:
-        """Lists identities and keys; never a token or a private key, which the bus does not have.
-
-        A bus without keys answers with empty lists, and with a `note` on how to make some.
-        """
-        if self._directory is None:
-            return {"identities": {}, "keys": [], "note": _NO_DIRECTORY}
-        path = self._directory / FILE
-        if not path.exists():
-            return {"identities": {}, "keys": [], "note": f"{path} does not exist: {_MAKE}"}
-        file = await asyncio.to_thread(lambda: parse_keys(read_private(path)[0], str(path)))
-        return {
-            "identities": {name: scopes.as_table() for name, scopes in file.identities.items()},
-            "keys": [key.described(time.time()) for key in file.keys.values()],
-        }
-
-    @llm_tool(description="Revokes the keys of an identity, or one credential by its id; sessions that it proved end.")
-    async def key_revoke(self, scope: ToolScope, name: str) -> dict[str, Any]:
-        """Revokes keys.
-
-        Args:
-            name: of an identity, or the id of a credential or key.
-        """
-        with self._audit.operation("key.revoke", principal_of(scope), target=name):
-            revoked = await asyncio.to_thread(self._revoke, name)
-        return {"revoked": revoked}
-
-    def _revoke(self, name: str) -> list[str]:
-        if self._directory is None:
-            raise InvalidRequest(_NO_DIRECTORY)
-        from toolbus.bus.keys.key_store import KeyStore  # the extra `keys`, which a bus without keys need not have
-
-        return [key.id for key in KeyStore(self._directory).revoke(name)]
 
 
 class OperatorsRoom(Room):
@@ -87,11 +19,10 @@ class OperatorsRoom(Room):
         self.grants = Grants(core.registry, core.policy, core.view, core.presence, core.signals, core.audit)
         self._tools = AdminTools(core, self.grants)
         self._explainer = Explainer(core)
-        self._key_tools = KeyTools(core.config.keys_dir, core.audit)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools."""
-        return [*self._tools.tools(), *self._key_tools.tools(), self._explainer.explain]
+        return [*self._tools.tools(), self._explainer.explain]
 
     async def open(self) -> None:
         """Restores the stored roles and grants, and persists those to come."""

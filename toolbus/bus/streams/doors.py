@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.keys.doorman import Doorman, der_of
 from toolbus.common.local_users import Address
 from toolbus.errors import NotPermitted, SetupError, ToolBusError, grpc_status, status_text

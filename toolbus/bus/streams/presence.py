@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from toolbus.bus.access.identity import LOCAL, Identity, Principal, Scopes
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import ChangeOutcome

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from toolbus.bus.access.identity import OBSERVER, Identity, Principal
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.entry import BUS_SOURCE, CompiledTool, declared_twice

@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from toolbus.bus.access.identity import Identity, Principal, Scopes
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.gateway.http_connection import CONNECTION, peer_of
 from toolbus.bus.gateway.remote_access import BY_COOKIE

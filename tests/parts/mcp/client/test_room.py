@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.bus.audit.chains import entries
+from tests.parts.audit.chains import entries
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
-from toolbus.bus.audit.audit import FOLDER
 from toolbus.bus.config import Config
-from toolbus.bus.rooms.audit_room import AuditRoom
 from toolbus.bus.rooms.logs_room import LogsRoom
 from toolbus.bus.rooms.pins_room import PinsRoom
 from toolbus.errors import InvalidRequest
+from toolbus.parts.audit.audit_log import FOLDER
+from toolbus.parts.audit.room import AuditRoom
 from toolbus.parts.mcp.client.room import McpClientRoom
 
 SERVER = Path(__file__).parents[3] / "support" / "mcp_server.py"

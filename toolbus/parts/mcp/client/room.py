@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from toolbus.bus.access.identity import principal_of
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.core import Core, Room
 from toolbus.bus.pins import pins
 from toolbus.common.text import clean_line, list_names, quote

@@ -20,8 +20,8 @@ from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
     from toolbus.bus.access.identity import Scopes
-    from toolbus.bus.keys.key_store import CredentialRequest, KeyStore, Made
     from toolbus.bus.keys.keys_file import KeyRecord, KeysFile
+    from toolbus.parts.identity.key_store import CredentialRequest, KeyStore, Made
     from toolbus.sdk.credential import Credential
 
 
@@ -157,7 +157,9 @@ def init(
     """Make the keys of a bus: authority, server certificate, keys.toml."""
     directory = keys_directory(keys, data_dir)
     file, created = _store(directory).init(name or (), address or "")
-    from toolbus.bus.keys.authority import all_names  # needs what only a store needs, which says so if it is missing
+    from toolbus.parts.identity.authority import (
+        all_names,  # needs what only a store needs, which says so if it is missing
+    )
 
     if as_json:
         terminal.print_json(
@@ -289,13 +291,13 @@ def keys_directory(keys: Path | None, data_dir: Path | None) -> Path:
 
 
 def _store(directory: Path) -> KeyStore:
-    from toolbus.bus.keys.key_store import KeyStore
+    from toolbus.parts.identity.key_store import KeyStore
 
     return KeyStore(directory)
 
 
 def _credential_request(name: str, out: Path | None, days: float, address: str | None) -> CredentialRequest:
-    from toolbus.bus.keys.key_store import MAX_DAYS, CredentialRequest
+    from toolbus.parts.identity.key_store import MAX_DAYS, CredentialRequest
 
     if not 0 < days <= MAX_DAYS:
         terminal.fail(f"--days is {days:g}, it must be above 0 and at most {MAX_DAYS}", terminal.USAGE)

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from toolbus.bus.access.identity import Scopes
-from toolbus.bus.keys.issuer_settings import Issuer
-from toolbus.bus.keys.issuers import Issuers
+from toolbus.parts.identity.issuers import Issuers
+from toolbus.parts.identity.settings import Issuer
 
 NAME = "https://login.example"
 NOW = 1_800_000_000.0

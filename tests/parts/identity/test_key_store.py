@@ -19,11 +19,11 @@ from tests.support.examples import examples
 from tests.support.processes import ROOT, environment
 from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.access.identity import NAME, Scopes, Template, template
-from toolbus.bus.keys.key_store import CA_KEY, CROSSED, CredentialRequest, KeyStore
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.keys.keys_file import CA, SERVER
 from toolbus.common.reader import Reader
 from toolbus.errors import SetupError
+from toolbus.parts.identity.key_store import CA_KEY, CROSSED, CredentialRequest, KeyStore
 from toolbus.sdk.credential import Credential
 
 KINDS: tuple[Template, ...] = ("plugin", "host", "operator", "reader")
@@ -235,7 +235,7 @@ KILLS = """
 import json, os, shutil, sys
 from pathlib import Path
 from toolbus.bus.access.identity import template
-from toolbus.bus.keys.key_store import KeyStore, CredentialRequest
+from toolbus.parts.identity.key_store import KeyStore, CredentialRequest
 from toolbus.bus.keys.keyring import Keyring
 
 def change(name, folder):

@@ -55,9 +55,9 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("statement", "extra"),
     [
-        ("import toolbus.bus.keys.key_store", "keys"),
-        ("import toolbus.bus.keys.authority", "keys"),
-        ("import toolbus.bus.keys.issuers", "jwt"),
+        ("import toolbus.parts.identity.key_store", "keys"),
+        ("import toolbus.parts.identity.authority", "keys"),
+        ("import toolbus.parts.identity.issuers", "jwt"),
     ],
 )
 def test_what_needs_an_extra_names_it(statement: str, extra: str, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from toolbus.bus.audit.audit import AuditRecord, AuditWriter, files_of
+from toolbus.bus.audit import AuditRecord
+from toolbus.parts.audit.audit_log import AuditWriter, files_of
 
 
 @contextmanager

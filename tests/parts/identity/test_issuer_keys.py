@@ -18,10 +18,10 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.bus.keys.authority import Authority
-from toolbus.bus.keys.issuer_settings import Issuer
-from toolbus.bus.keys.issuers import IssuerKeys, fetch_jwks, parse_jwks
 from toolbus.errors import SetupError, Unauthenticated
+from toolbus.parts.identity.authority import Authority
+from toolbus.parts.identity.issuers import IssuerKeys, fetch_jwks, parse_jwks
+from toolbus.parts.identity.settings import Issuer
 
 KEY = {"kty": "OKP", "crv": "Ed25519", "x": "AAAA"}
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from toolbus.bus.access.identity import Principal
-from toolbus.bus.audit.audit import FOLDER, AuditWriter
 from toolbus.bus.calls.call_records import Row
 from toolbus.bus.core import Core, Room
 from toolbus.common.newest import NewestCache
 from toolbus.errors import InvalidRequest
 from toolbus.functions.tool_spec import llm_tool
+from toolbus.parts.audit.audit_log import FOLDER, AuditWriter
+from toolbus.parts.audit.settings import AuditSettings
 
 MAX_CALLS = 1_000  # of one line
 CALLS_SECONDS = 1.0  # after which fewer become a line
@@ -53,8 +54,8 @@ class AuditRoom(Room):
         Raises:
             SetupError: the files cannot be written.
         """
-        config, timings = self.core.config, self.core.timings
-        if config.data_dir is None or not config.audit:
+        config, timings, settings = self.core.config, self.core.timings, self.core.config.part(AuditSettings)
+        if config.data_dir is None or not settings.audit:
             return
         writer = AuditWriter(
             config.data_dir / FOLDER,
@@ -64,10 +65,10 @@ class AuditRoom(Room):
         )
         writer.open()
         self._writer = writer
-        self.core.audit.open(writer, required=config.audit_required)
+        self.core.audit.open(writer, required=settings.audit_required)
         self.core.audit.record("start", target=" ".join(config.grpc), why=f"http {config.http}")
         self.core.dispatcher.refused.watch(self._denied, self._limited)
-        if config.audit_calls:
+        if settings.audit_calls:
             self.core.records.pass_on(self._take)
             self._flushing = asyncio.get_running_loop().create_task(self._flush_regularly(), name="toolbus audit")
 

@@ -10,13 +10,13 @@ import grpc
 import httpx
 import pytest
 
-from tests.bus.audit.chains import entries
 from tests.bus.keys.keys_directory import KeysDirectory
 from tests.bus.test_doors import NO_HEARTBEATS, House, attached, bearer, next_of
+from tests.parts.audit.chains import entries
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs, Scopes
-from toolbus.bus.audit.audit import FOLDER, files_of
+from toolbus.parts.audit.audit_log import FOLDER, files_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb

@@ -23,12 +23,12 @@ from urllib.parse import quote as percent
 import aiohttp
 
 from toolbus.bus.access.identity import Identity, Scopes, day_of
-from toolbus.bus.keys.issuer_settings import ANY_GROUP, Issuer
 from toolbus.common import path_ownership
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import list_names, quote
 from toolbus.common.version import VERSION
 from toolbus.errors import SetupError, Unauthenticated
+from toolbus.parts.identity.settings import ANY_GROUP, Issuer
 
 # Fetches the public keys of an issuer (JWKS) and caches them: over https, or from a file.
 #
@@ -272,6 +272,11 @@ class Issuers:
         self._identities = identities
         self._clock = clock
         self._verified = NewestCache[bytes, _Verified](MAX_VERIFIED)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The issuers, as tokens name them."""
+        return list(self._issuers)
 
     def __repr__(self) -> str:
         hosts = " ".join(issuer.host for issuer, _ in self._issuers.values())

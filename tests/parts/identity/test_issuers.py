@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bus.keys.played_issuer import NAME, RSA, PlayedIssuer
+from tests.parts.identity.played_issuer import NAME, RSA, PlayedIssuer
 from tests.support.waiting import until
 from toolbus.bus.access.identity import Identity, Principal, Scopes
-from toolbus.bus.keys.issuer_settings import Issuer, read_issuers
-from toolbus.bus.keys.issuers import MAX_VERIFIED, Issuers
 from toolbus.common.reader import Reader
 from toolbus.errors import SetupError, Unauthenticated
+from toolbus.parts.identity.issuers import MAX_VERIFIED, Issuers
+from toolbus.parts.identity.settings import Issuer, read_issuers
 
 
 @pytest.fixture

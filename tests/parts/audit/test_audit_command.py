@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.audit.chains import entries, line, raw_lines, write, writing
+from tests.parts.audit.chains import entries, line, raw_lines, write, writing
 from tests.support.processes import Running, environment, toolbus
 from tests.support.served_bus import address_of, run_json, start_grpc_bus
 from tests.support.waiting import until_sync
-from toolbus.bus.audit.audit import FOLDER, files_of, verify
+from toolbus.parts.audit.audit_log import FOLDER, files_of, verify
 
 
 def test_the_newest_lines_are_printed_oldest_first(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.audit.chains import entries, line, targets, write, writing
+from tests.parts.audit.chains import entries, line, targets, write, writing
 from tests.support.waiting import until_sync
-from toolbus.bus.audit.audit import MAX_TEXT, AuditRecord, AuditWriter, files_of, verify
+from toolbus.bus.audit import AuditRecord
 from toolbus.errors import NotAudited, SetupError
+from toolbus.parts.audit.audit_log import MAX_TEXT, AuditWriter, files_of, verify
 
 
 @contextmanager

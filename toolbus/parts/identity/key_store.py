@@ -20,7 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.access.identity import NAME, Scopes, day_of
-from toolbus.bus.keys.authority import (
+from toolbus.bus.keys.keys_file import CA, FILE, SERVER, TOKEN_PREFIX, KeyRecord, KeysFile, parse_keys
+from toolbus.bus.keys.private_files import locked, make_directory, prepared, read_private, write_private
+from toolbus.common.text import list_names, nearest, quote
+from toolbus.errors import SetupError
+from toolbus.parts.identity.authority import (
     DAYS,
     RENEW_BEFORE_DAYS,
     Authority,
@@ -30,10 +34,6 @@ from toolbus.bus.keys.authority import (
     moment_of,
     names_of,
 )
-from toolbus.bus.keys.keys_file import CA, FILE, SERVER, TOKEN_PREFIX, KeyRecord, KeysFile, parse_keys
-from toolbus.bus.keys.private_files import locked, make_directory, prepared, read_private, write_private
-from toolbus.common.text import list_names, nearest, quote
-from toolbus.errors import SetupError
 
 try:
     import tomlkit

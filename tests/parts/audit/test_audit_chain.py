@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bus.audit.chains import entries, raw_lines, targets, write
+from tests.parts.audit.chains import entries, raw_lines, targets, write
 from tests.support.examples import examples
-from toolbus.bus.audit.audit import FIRST_PREV, files_of, find_end, hash_of, verify
+from toolbus.parts.audit.audit_log import FIRST_PREV, files_of, find_end, hash_of, verify
 
 Lines = list[bytes]
 

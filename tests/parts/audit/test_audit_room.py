@@ -10,14 +10,14 @@ import grpc
 import httpx
 import pytest
 
-from tests.bus.audit.chains import entries
-from tests.bus.audit.test_audit_writer import filled, full_disk
 from tests.faults.raw_peer import RawPeer
+from tests.parts.audit.chains import entries
+from tests.parts.audit.test_audit_writer import filled, full_disk
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host, Plugin
 from toolbus.bus import Bus, Config
-from toolbus.bus.audit.audit import FOLDER, files_of, verify
 from toolbus.errors import Code, SetupError, ToolBusError
+from toolbus.parts.audit.audit_log import FOLDER, files_of, verify
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 

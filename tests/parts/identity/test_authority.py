@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bus.keys.tls_handshake import client_context, handshake, server_context
-from toolbus.bus.keys.authority import Authority, all_names, expiry_of, names_of
 from toolbus.errors import SetupError
+from toolbus.parts.identity.authority import Authority, all_names, expiry_of, names_of
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0

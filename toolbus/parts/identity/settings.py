@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from toolbus.bus.access.identity import NAME
 from toolbus.common.reader import Keys, Reader
+from toolbus.common.setting import check_settings, setting, table
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 
@@ -88,12 +90,12 @@ def read_issuers(reader: Reader) -> tuple[Issuer, ...]:
     if len(tables) > MAX_ISSUERS:
         raise SetupError(f"{reader.place} has {len(tables)} issuers, at most {MAX_ISSUERS} are possible")
     issuers = []
-    for table in tables:
-        fields = {"issuer": "", "audience": "", "jwks": "", **table.record(_KEYS)}
+    for each in tables:
+        fields = {"issuer": "", "audience": "", "jwks": "", **each.record(_KEYS)}
         try:
             issuers.append(Issuer(**fields))
         except SetupError as error:
-            raise SetupError(f"{table.place}: {error}") from None
+            raise SetupError(f"{each.place}: {error}") from None
     check_issuers(issuers)
     return tuple(issuers)
 
@@ -123,3 +125,29 @@ _KEYS: Keys = {
     "groups": ("groups", _groups),
     "algorithms": ("algorithms", _algorithms),
 }
+
+
+def _check_issuers(name: str, issuers: tuple[Issuer, ...]) -> None:
+    check_issuers(list(issuers))
+
+
+@dataclass(frozen=True, slots=True)
+class IssuerSettings:
+    """Whose tokens prove identities, beside those of `keys.toml`."""
+
+    issuers: tuple[Issuer, ...] = setting((), table(read_issuers), check=_check_issuers)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def check_beside(self, config: Any) -> None:
+        """Checks that the bus has addresses where tokens are for.
+
+        Raises:
+            SetupError: it has none.
+        """
+        if self.issuers and not config.needs_keys:
+            raise SetupError(
+                "issuers are for the addresses tls:, mtls: and https, and this bus has none of them: add one, or drop "
+                "the issuers"
+            )

@@ -77,14 +77,14 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check that no line of the audit was changed, cut or moved."""
-    from toolbus.bus.audit import audit
+    from toolbus.parts.audit import audit_log
 
     head = head.lower()
     if head and (len(head) != 64 or set(head) - set("0123456789abcdef")):
         terminal.fail(f"--head is {head!r}, it must be the 64 hexadecimal digits of a SHA-256", terminal.USAGE)
     directory = _audit_directory(data_dir)
     try:
-        verdict = audit.verify(directory, head)
+        verdict = audit_log.verify(directory, head)
     except OSError as error:
         _fail_unreadable(directory, error)
     if as_json:
@@ -100,7 +100,7 @@ def verify(
 
 def _audit_directory(option: Path | None) -> Path:
     try:
-        from toolbus.bus.audit.audit import FOLDER, files_of
+        from toolbus.parts.audit.audit_log import FOLDER, files_of
     except ModuleNotFoundError as missing:
         terminal.fail(f"audit needs {missing.name}, which is not installed: pip install 'toolbus[server]'")
     data_dir = data_directory(option)
@@ -130,7 +130,7 @@ def _read(directory: Path, limit: int, *, follow: bool) -> Iterator[bytes]:
 
 def _lines(directory: Path, limit: int, *, follow: bool) -> Iterator[bytes]:
     """Yields whole lines: the newest ones, oldest first, then those that follow."""
-    from toolbus.bus.audit.audit import files_of
+    from toolbus.parts.audit.audit_log import files_of
 
     files = files_of(directory)
     at, size = files[-1], 0
@@ -163,7 +163,7 @@ def _whole_lines(data: bytes) -> list[bytes]:
 
 
 def _print(line: bytes, as_json: bool) -> None:
-    from toolbus.bus.audit.audit import read_line
+    from toolbus.parts.audit.audit_log import read_line
 
     entry = read_line(line)
     if as_json:

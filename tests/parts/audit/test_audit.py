@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.audit.chains import entries, writing
-from tests.bus.audit.test_audit_writer import filled, full_disk
+from tests.parts.audit.chains import entries, writing
+from tests.parts.audit.test_audit_writer import filled, full_disk
 from toolbus.bus.access.identity import Identity, Principal, Scopes
-from toolbus.bus.audit.audit import REFUSALS_BURST, Audit
+from toolbus.bus.audit import REFUSALS_BURST, Audit
 from toolbus.errors import InvalidRequest, NotAudited
 
 ANN = Principal("chat", identity=Identity("ann", Scopes(), "k1", "token"))

@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from tests.bus.keys.keys_directory import KeysDirectory, calls
-from tests.bus.keys.played_issuer import RECORD, PlayedIssuer
+from tests.parts.identity.played_issuer import RECORD, PlayedIssuer
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs
-from toolbus.bus.keys.issuer_settings import Issuer
 from toolbus.bus.serve_settings import settle
 from toolbus.errors import SetupError
+from toolbus.parts.identity.settings import Issuer
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 

@@ -1,0 +1,119 @@
+"""Offers the keys of a bus to its operators, and lets tokens of configured issuers prove identities."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from toolbus.bus.access.identity import principal_of
+from toolbus.bus.audit import Audit
+from toolbus.bus.core import Core, Room
+from toolbus.bus.keys.keys_file import FILE, parse_keys
+from toolbus.bus.keys.private_files import read_private
+from toolbus.errors import InvalidRequest
+from toolbus.functions.scope import ToolScope
+from toolbus.functions.tool_spec import llm_tool
+from toolbus.parts.identity.settings import IssuerSettings
+
+# Offers the keys of the bus to operators elsewhere: a list without secrets, and revocation.
+#
+# Making a secret (`toolbus keys add` and `renew`) is not offered: it would pass the network and the records of calls.
+
+
+_NO_DIRECTORY = "this bus stores nothing, so it has no keys: start it with a data directory"
+_MAKE = "make keys with `toolbus keys init --name HOST`"
+
+
+class KeyTools:
+    """The keys of one bus, for its operators.
+
+    Args:
+        directory: where the keys are; None where the bus persists nothing.
+    """
+
+    def __init__(self, directory: Path | None, audit: Audit) -> None:
+        self._directory = directory
+        self._audit = audit
+
+    def tools(self) -> list[Callable[..., Any]]:
+        """The methods that are tools."""
+        return [self.keys, self.key_revoke]
+
+    @llm_tool(description="Lists the identities of peers elsewhere with their scopes, and the keys that prove them.")
+    async def keys(self) -> dict[str, Any]:
+        """Lists identities and keys; never a token or a private key, which the bus does not have.
+
+        A bus without keys answers with empty lists, and with a `note` on how to make some.
+        """
+        if self._directory is None:
+            return {"identities": {}, "keys": [], "note": _NO_DIRECTORY}
+        path = self._directory / FILE
+        if not path.exists():
+            return {"identities": {}, "keys": [], "note": f"{path} does not exist: {_MAKE}"}
+        file = await asyncio.to_thread(lambda: parse_keys(read_private(path)[0], str(path)))
+        return {
+            "identities": {name: scopes.as_table() for name, scopes in file.identities.items()},
+            "keys": [key.described(time.time()) for key in file.keys.values()],
+        }
+
+    @llm_tool(description="Revokes the keys of an identity, or one credential by its id; sessions that it proved end.")
+    async def key_revoke(self, scope: ToolScope, name: str) -> dict[str, Any]:
+        """Revokes keys.
+
+        Args:
+            name: of an identity, or the id of a credential or key.
+        """
+        with self._audit.operation("key.revoke", principal_of(scope), target=name):
+            revoked = await asyncio.to_thread(self._revoke, name)
+        return {"revoked": revoked}
+
+    def _revoke(self, name: str) -> list[str]:
+        if self._directory is None:
+            raise InvalidRequest(_NO_DIRECTORY)
+        from toolbus.parts.identity.key_store import (
+            KeyStore,  # the extra `keys`, which a bus without keys need not have
+        )
+
+        return [key.id for key in KeyStore(self._directory).revoke(name)]
+
+
+class CertificateRenewal:
+    """Renews the certificate of a server; loads what that needs when it does so."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def renew_server(self) -> tuple[bool, float]:
+        """Renews it if it is due: `KeyStore.renew_server`."""
+        from toolbus.parts.identity.key_store import KeyStore  # needs `cryptography`, which a look-up does not
+
+        return KeyStore(self._directory).renew_server()
+
+
+class IdentityRoom(Room):
+    """The keys of one bus, and the issuers that it trusts.
+
+    Raises:
+        SetupError: from the constructor, if issuers are configured and the extra `jwt` is not installed.
+    """
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._key_tools = KeyTools(core.config.keys_dir, core.audit)
+        issuers, keyring = core.config.part(IssuerSettings).issuers, core.keyring
+        if issuers and keyring is not None:
+            from toolbus.parts.identity.issuers import Issuers  # the extra `jwt`, which others need not have
+
+            core.doorman.trust(Issuers(issuers, lambda: keyring.identities))
+
+    def provides(self) -> Iterable[object]:
+        """Returns what renews the server's certificate."""
+        directory = self.core.config.keys_dir
+        return [CertificateRenewal(directory)] if directory is not None else []
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the operators' tools for keys."""
+        return self._key_tools.tools()
