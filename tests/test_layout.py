@@ -52,22 +52,21 @@ FLOORS = (
     "bus.audit",  # what was done, and by whom
     "bus.keys",  # what proves who is asking
     "bus.storage",
-    "bus.pins",  # what sources declared when they were trusted
     "bus.metrics",  # counts and their texts: knows neither entries nor calls
     "bus.catalog",
     "bus.calls",
     "bus.streams",
     "bus.config bus.serve_settings",
-    "parts.mcp.settings parts.tasks.settings parts.audit.settings parts.identity.settings "
+    "parts.mcp.settings parts.tasks.settings parts.audit.settings parts.identity.settings parts.pins.settings "
     "parts.observability.settings parts.console.settings",
     "bus.signals bus.roles",
     "bus.web_paths",  # what rooms hold for one another
     "bus.local",
     "bus.core",
     "bus.operators",
-    "parts.observability",
     "parts.mcp.features",
-    "bus.gateway parts.tasks parts.audit parts.identity parts.council parts.models.export_routes",
+    "bus.gateway parts.pins parts.observability parts.tasks parts.audit parts.identity parts.council "
+    "parts.models.export_routes",
     "parts.moving.upstream",
     "parts.mcp.server",
     "parts.mcp.client",
@@ -78,7 +77,7 @@ FLOORS = (
     "testing dialects loop search dropin openapi tools extension",  # import paths of users
     "cli parts.mcp.commands parts.models.commands parts.conformance.command parts.moving.check.command "
     "parts.console.command parts.console.top parts.openapi.command parts.dropin.tools_commands "
-    "parts.tasks.tasks_command parts.audit.audit_command parts.identity.keys_command",
+    "parts.tasks.tasks_command parts.audit.audit_command parts.observability.logs_command parts.identity.keys_command",
 )
 FLOOR_OF: dict[str, int] = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
 

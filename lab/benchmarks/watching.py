@@ -25,9 +25,9 @@ from lab.benchmarks.facts import Fact, Line, Measured, compared, measured_here
 from lab.stage import LOOPBACK, Stage
 from toolbus.bus import Bus, Config
 from toolbus.bus.metrics.call_counts import CallCounts, bucket_of
-from toolbus.bus.metrics.exposition import OPENMETRICS, write
 from toolbus.parts.console.feed import MAX_WATCHERS as WATCHERS
 from toolbus.parts.observability.bus_metrics import BusMetrics
+from toolbus.parts.observability.exposition import OPENMETRICS, write
 
 UNWATCHED = "no watchers"
 COUNTED = 4_000  # calls of each case

@@ -74,6 +74,18 @@ async def test_what_a_missing_room_would_do_is_refused_by_name() -> None:
             bus.revoke("somebody")
 
 
+@pytest.mark.parametrize(
+    ("settings", "room"),
+    [({"pins": {"weather": "block"}}, "PinsRoom"), ({"audit_required": True}, "AuditRoom")],
+    ids=["pins", "audit"],
+)
+def test_a_bus_without_the_room_of_a_protection_that_is_configured_is_refused(
+    settings: dict[str, Any], room: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SetupError, match=f"the configuration needs {room}, and this bus was made without it"):
+        Bus(Config(http="off", data_dir=tmp_path, **settings), rooms=[StreamsRoom])
+
+
 class _Recorder(Room):
     """Notes the steps of its life."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,8 +67,19 @@ def _without(part: Part, folder: Path) -> Path:
     return folder
 
 
-def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+# A protection, and the part that gives it: keys of the configuration, or variables.
+PROTECTIONS = {
+    "pins": '[pins]\nweather = "block"\n',
+    "identity": '[[issuers]]\nissuer = "https://login.example"\naudience = "bus"\njwks = "keys.json"\n',
+    "audit": "audit_required = true\n",
+    "dropin": "require_manifest = true\n",
+}
+VARIABLES = {"audit": "TOOLBUS_AUDIT_REQUIRED", "dropin": "TOOLBUS_REQUIRE_MANIFEST"}
+
+
+def _run(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     path = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder), "TOOLBUS_DATA_DIR": str(folder)}
+    path |= more
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, cwd=folder, env=path, timeout=HANG_SECONDS
     )
@@ -87,3 +99,29 @@ def test_a_command_of_a_part_that_is_missing_says_so(part: Part, tmp_path: Path)
     assert ran.returncode == 2
     assert f"lacks its part {part.name!r}" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("name", PROTECTIONS)
+def test_a_configuration_that_asks_a_missing_part_for_protection_is_refused(name: str, tmp_path: Path) -> None:
+    part = next(each for each in PARTS if each.name == name)
+    folder = _without(part, tmp_path)
+    (folder / "bus.toml").write_text(PROTECTIONS[name], "utf-8")
+    ran = _run(folder, "-m", "toolbus.cli", "serve", "--config", "bus.toml", "--grpc", "127.0.0.1:0", "--http", "off")
+    assert ran.returncode != 0
+    assert re.search(rf"lacks its parts? .*'?{name}", ran.stderr), ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_asks_a_missing_part_for_protection_is_refused(name: str, tmp_path: Path) -> None:
+    part = next(each for each in PARTS if each.name == name)
+    variables = {VARIABLES[name]: "true"}
+    words = ("-m", "toolbus.cli", "serve", "--grpc", "127.0.0.1:0", "--http", "off")
+    ran = _run(_without(part, tmp_path), *words, **variables)
+    assert ran.returncode != 0
+    assert f"{VARIABLES[name]} is set" in ran.stderr, ran.stderr
+    assert re.search(rf"lacks its parts? .*'?{name}", ran.stderr), ran.stderr
+
+
+def test_every_protection_of_a_part_that_a_variable_asks_for_is_tested() -> None:
+    assert {f"TOOLBUS_{name.upper()}" for part in PARTS for name in part.guards} == set(VARIABLES.values())

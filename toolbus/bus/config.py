@@ -44,7 +44,6 @@ from toolbus.protocol.limits import DEFAULT_TIMINGS, Limits, Timings
 
 if TYPE_CHECKING:
     from toolbus.bus.catalog.policy import AccessRules
-    from toolbus.bus.pins.pins import Pin
 
 DEFAULT_GRPC = "127.0.0.1:48930"
 DEFAULT_HTTP_PORT = 48911
@@ -87,12 +86,6 @@ def _no_rules() -> AccessRules:
     return AccessRules()
 
 
-def _pins(reader: Reader) -> dict[str, str]:
-    from toolbus.bus.pins.pins import PINS
-
-    return {source: pin.choice(PINS) for source, pin in reader.entries().items()}
-
-
 def _allowed(reader: Reader) -> dict[str, tuple[str, ...]]:
     return {tool: TEXTS.read(names) for tool, names in reader.entries().items()}
 
@@ -127,7 +120,7 @@ def _check_https(name: str, address: str | None) -> None:
         check_address(name, address, anywhere=True)
 
 
-def _check_sources(name: str, sources: Iterable[str]) -> None:
+def check_sources(name: str, sources: Iterable[str]) -> None:
     """Refuses what is not a source, or a beginning of one with ``*`` behind it."""
     from toolbus.protocol.tool import is_source
 
@@ -136,17 +129,6 @@ def _check_sources(name: str, sources: Iterable[str]) -> None:
         stem = source if name == "silenced" else source.rstrip("*")
         if stem and not is_source(stem):
             raise SetupError(f"{name} names {stem!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
-
-
-def _check_pins(name: str, pins: Mapping[str, Pin]) -> None:
-    if not pins:
-        return
-    from toolbus.bus.pins.pins import PINS
-
-    _check_sources(name, pins)
-    for source, pin in pins.items():
-        if pin not in PINS:
-            raise SetupError(f"{name}.{source} is {pin!r}, it must be one of {', '.join(PINS)}")
 
 
 def _check_offered(name: str, groups: tuple[str, ...]) -> None:
@@ -323,17 +305,17 @@ class Config:
         TEXTS,
         "sources that may use the [models that hosts lend](../start/hosts.md#lending-a-model); `*` at the end stands "
         "for any rest",
-        check=_check_sources,
+        check=check_sources,
     )
     silenced: tuple[str, ...] = setting(
-        (), TEXTS, "sources that may attach and call, but not offer tools", check=_check_sources
+        (), TEXTS, "sources that may attach and call, but not offer tools", check=check_sources
     )
     guarded: tuple[str, ...] = setting(
         ("dropin", "dropin:*"),
         TEXTS,
         "untrusted sources: their results with a [secret](../start/drop-in-tools.md#results-that-hold-a-secret) are "
         "blocked, and they may neither administer the bus nor set a context. `*` at the end stands for any rest",
-        check=_check_sources,
+        check=check_sources,
     )
     tripwire: str = setting(
         "default", TEXT, "the rules that recognize secrets by their names: `default` or `synchronet`"
@@ -379,7 +361,6 @@ class Config:
     limits: Limits = setting(Limits, table(_limits), check=_check_limits)
     permissions: AccessRules = setting(_no_rules, table(_rules))
     tripwire_allow: Mapping[str, tuple[str, ...]] = setting(dict, table(_allowed))
-    pins: Mapping[str, Pin] = setting(dict, table(_pins), check=_check_pins)
     parts: tuple[Any, ...] = ()
 
     if TYPE_CHECKING:  # the parts' settings: `toolbus.parts` lists the records that declare them, a test compares
@@ -393,6 +374,7 @@ class Config:
         mcp: object = None
         mcp_secrets: Path | None = None
         mcp_servers: Path | None = None
+        pins: Mapping[str, str] = {}
         require_manifest: bool = False
         tools_dir: Path | None = None
         trace_most: int = 100

@@ -23,7 +23,6 @@ from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.local import EmbeddedBus
 from toolbus.bus.metrics.call_counts import CallMetrics
-from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
 from toolbus.bus.signals import Signals
 from toolbus.bus.storage.store import Store
@@ -53,7 +52,6 @@ class Core:
         records: the newest calls.
         metrics: counts of the calls of each tool.
         audit: records who changed what.
-        pins: the declarations of pinned sources that are trusted.
         local: the bus as its own process uses it.
         signals: notifies rooms of changes.
         stalls: tells when the bus stood still.
@@ -80,7 +78,6 @@ class Core:
     records: CallRecords
     metrics: CallMetrics
     audit: Audit
-    pins: Pins
     local: EmbeddedBus
     signals: Signals
     stalls: StallWatch

@@ -33,15 +33,12 @@ from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.local import EmbeddedBus
 from toolbus.bus.metrics.call_counts import CallMetrics, Times
 from toolbus.bus.operators.grants import Grants
-from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.keys_room import KeysRoom
-from toolbus.bus.rooms.logs_room import LogsRoom
 from toolbus.bus.rooms.notifications_room import NotificationsRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom
-from toolbus.bus.rooms.pins_room import PinsRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.signals import Signals
 from toolbus.bus.storage.store import Store
@@ -61,8 +58,6 @@ CORE_ROOMS: tuple[type[Room], ...] = (
     CallbacksRoom,
     KeysRoom,
     OperatorsRoom,
-    PinsRoom,
-    LogsRoom,
     GatewayRoom,  # binds before gRPC is served, and stops after the rooms that its requests wait for
     NotificationsRoom,
     StreamsRoom,
@@ -143,7 +138,6 @@ class Bus(EmbeddedBus):
         self._sweeps = SweepTimer(self._metrics.sweeps)
         dispatcher = self._dispatcher(config, registry, timings)
         audit = Audit()
-        pins = Pins(config.pins, audit)
         signals = Signals(registry, dispatcher.view, self.records, timings.watch_seconds)
         super().__init__(registry, dispatcher, signals, limits)
         self._stopped = asyncio.Event()
@@ -161,11 +155,10 @@ class Bus(EmbeddedBus):
             policy=self.policy,
             view=dispatcher.view,
             dispatcher=dispatcher,
-            presence=self._presence(config, signals, timings, audit, pins, roles),
+            presence=self._presence(config, signals, timings, audit, roles),
             records=self.records,
             metrics=self._metrics,
             audit=audit,
-            pins=pins,
             local=self,
             signals=signals,
             stalls=StallWatch(timings.tick_seconds, timings.stall_seconds),
@@ -177,6 +170,7 @@ class Bus(EmbeddedBus):
         signals.on_change(self.core.presence.catalog_changed)
         for room in all_rooms() if rooms is None else rooms:
             self.core.rooms.add(room(self.core))
+        self._check_rooms()
         self._offer_own()
 
     def _dispatcher(self, config: Config, registry: Registry, timings: Timings) -> Dispatcher:
@@ -193,9 +187,7 @@ class Bus(EmbeddedBus):
             metrics=self._metrics if config.metrics else None,
         )
 
-    def _presence(
-        self, config: Config, signals: Signals, timings: Timings, audit: Audit, pins: Pins, roles: Roles
-    ) -> Presence:
+    def _presence(self, config: Config, signals: Signals, timings: Timings, audit: Audit, roles: Roles) -> Presence:
         return Presence(
             self.registry,
             self.dispatcher,
@@ -206,13 +198,22 @@ class Bus(EmbeddedBus):
             on_change=signals.catalog_changed,
             timings=timings,
             audit=audit,
-            pins=pins,
             adopt=roles.first_use,
         )
 
     def __repr__(self) -> str:
         where = ",".join(self.grpc_addresses) or "not started"
         return f"<Bus {where} {self.core.presence!r} {self.dispatcher!r}>"
+
+    def _check_rooms(self) -> None:
+        """Refuses a configuration that asks for a protection which no room of this bus gives."""
+        names = {room.__name__ for kind in map(type, self.core.rooms) for room in kind.__mro__}
+        for record in self.core.config.parts:
+            needed = getattr(record, "needed_room", "")
+            if needed and needed not in names:
+                raise SetupError(
+                    f"the configuration needs {needed}, and this bus was made without it: add it to its rooms"
+                )
 
     def _offer_own(self) -> None:
         """Offers the tools of rooms: all of them to operators, the groups that the configuration names to models."""

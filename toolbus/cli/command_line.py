@@ -47,7 +47,6 @@ _CORE = (
     _row("call", "call_command:call", "Call a tool, and print its result."),
     _row("list", "catalog_commands:list_", "List the tools that the bus offers."),
     _row("watch", "catalog_commands:watch", "Print each change of the tools as it comes."),
-    _row("logs", "logs_command:logs", "Print the output of plugins."),
     _row("access", "", "Who may call and offer tools", NOUNS),
     _row("access show", "operator_commands:permissions", "Show which users may call what.", old="permissions"),
     _row("access permit", "operator_commands:permit", "Set who may call tools.", old="permit"),

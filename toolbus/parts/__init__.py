@@ -49,6 +49,12 @@ PARTS: tuple[Part, ...] = (
         guards=("audit_required",),
     ),
     Part(
+        "pins",
+        # Before the rooms that restore tools.
+        rooms=(PartRoom("toolbus.parts.pins.room:PinsRoom", before="CallbacksRoom"),),
+        settings=("toolbus.parts.pins.settings:PinSettings",),
+    ),
+    Part(
         "mcp",
         commands=(
             PartCommand("mcp", f"{_MCP}.mcp_command:main", "Connect an MCP client with the bus.", raw=True),
@@ -64,7 +70,7 @@ PARTS: tuple[Part, ...] = (
             PartRoom("toolbus.parts.mcp.client.room:McpClientRoom"),
         ),
         settings=("toolbus.parts.mcp.settings:McpConfig",),
-        needs=("tasks",),
+        needs=("pins", "tasks"),
     ),
     Part(
         "models",
@@ -73,7 +79,7 @@ PARTS: tuple[Part, ...] = (
             PartCommand("search", "toolbus.parts.models.commands.search_command:search", "Find tools by what they do."),
             PartCommand("export", "toolbus.parts.models.commands.export_command:export", "Print tools for a provider."),
         ),
-        rooms=(PartRoom("toolbus.parts.models.room:ModelsRoom", before="PinsRoom"),),
+        rooms=(PartRoom("toolbus.parts.models.room:ModelsRoom", before="GatewayRoom"),),
     ),
     Part(
         "moving",
@@ -146,7 +152,11 @@ PARTS: tuple[Part, ...] = (
     Part(
         "observability",
         extra="otel",
+        commands=(
+            PartCommand("logs", "toolbus.parts.observability.logs_command:logs", "Print the output of plugins."),
+        ),
         rooms=(
+            PartRoom("toolbus.parts.observability.logs_room:LogsRoom", before="GatewayRoom"),
             PartRoom("toolbus.parts.observability.metrics_room:MetricsRoom", before="KeysRoom"),
             PartRoom("toolbus.parts.observability.traces_room:TracesRoom", before="KeysRoom"),
         ),

@@ -22,7 +22,6 @@ from tests.bus.storage.store_cases import edit_file
 from tests.support.examples import TIMES
 from tests.support.processes import environment
 from toolbus.bus.operators.grants import PERMISSIONS
-from toolbus.bus.pins.pins import FINGERPRINTS
 from toolbus.bus.roles import ROLES
 from toolbus.bus.storage.registration_store import REGISTRATIONS, RegistrationStore
 from toolbus.bus.storage.store import KEPT, Kind, Store
@@ -30,6 +29,7 @@ from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.offer import MOUNTS, MountManifest
 from toolbus.parts.mcp.server.mcp_listing import NAMES
 from toolbus.parts.moving.upstream.ownership import UPSTREAM
+from toolbus.parts.pins.pins import FINGERPRINTS
 from toolbus.parts.tasks.task import Status, Task
 from toolbus.parts.tasks.task_store import TASKS, TaskStore
 

@@ -31,11 +31,10 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
-from toolbus.bus.pins.pins import Pins
 from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.refused_tools import add_refused
-from toolbus.bus.streams.tool_review import first_fault, notify_owners, refusal
+from toolbus.bus.streams.tool_review import Pinning, first_fault, notify_owners, refusal
 from toolbus.common.text import clean_line, quote
 from toolbus.errors import InvalidRequest, InvalidTool, NotApproved, NotKept, NotPermitted, RequestError, UnknownRole
 from toolbus.protocol.limits import Limits, Timings
@@ -59,7 +58,7 @@ ABSENT = -1  # as a place: the role existed, and a tool for all roles was not in
 MakeHandler = Callable[[str, CompiledTool, CallbackUrl, str, float], CallbackHandler]
 
 
-def only_approved(records: Iterable[StoredRegistration], pins: Pins) -> list[StoredRegistration]:
+def only_approved(records: Iterable[StoredRegistration], pins: Pinning) -> list[StoredRegistration]:
     """Returns persisted tools without those that wait for an approval, since their sources are pinned to block now."""
     stored = list(records)
     waiting = {
@@ -289,7 +288,7 @@ class Registrations:
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
         self._handlers: dict[str, CallbackHandler] = {}  # by key: every registration, online or offline
         self._audit = core.audit
-        self._pins = core.pins
+        self._review = core.presence.review
         self._adopt = core.roles.first_use
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._restoring = False  # whether the probes of restored origins are not complete
@@ -305,7 +304,7 @@ class Registrations:
         """Restores persisted tools, and offers at once those whose plugin still listens."""
         self._restoring = True
         stored = {record.key: record for record in records}
-        approved = only_approved(stored.values(), self._pins)
+        approved = only_approved(stored.values(), self._review.pins)
         self._handlers.update(restore_handlers(approved, self._registry, self._limits, self._handler))
         if stored:
             self._registry.take_unsaved()  # all of them; most are as they were persisted
@@ -433,7 +432,7 @@ class Registrations:
 
     def _hold(self, source: str, tools: Sequence[CompiledTool]) -> dict[tuple[str, str], str]:
         """Returns why tools of a pinned source wait for an approval, by name and role; withdraws their old ones."""
-        waiting = self._pins.review(source, [tool.declared for tool in tools])
+        waiting = self._review.pins.review(source, [tool.declared for tool in tools])
         handlers = [handler for origin in self._by_source.get(source, ()) for handler in origin.handlers]
         former = [handler for handler in handlers if _key(handler.offered.tool) in waiting]
         for handler in former:

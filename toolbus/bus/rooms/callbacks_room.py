@@ -65,7 +65,6 @@ class CallbacksRoom(Room):
             return
         self._store = RegistrationStore(self.core.store)
         records = self._store.load()
-        self.core.pins.open(self.core.store)  # before tools that it is about
         self.core.roles.open(self.core.store)  # before tools that are for them
         if records:
             await self.registrations.restore(records)

@@ -18,7 +18,6 @@ from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.policy import TOOLS, Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.pins.pins import Pins
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.notification_board import NotificationBoard
 from toolbus.bus.streams.peer import Peer
@@ -117,7 +116,6 @@ class Presence(SessionTable):
 
     Attributes:
         audit: records who attached, was refused, offered and withdrew tools.
-        pins: the trusted declarations of pinned sources; by default no source is pinned.
     """
 
     def __init__(
@@ -132,7 +130,6 @@ class Presence(SessionTable):
         on_change: Callable[[], None],
         timings: Timings = DEFAULT_TIMINGS,
         audit: Audit | None = None,
-        pins: Pins | None = None,
         adopt: Callable[[str, Principal], bool] = lambda role, principal: False,
     ) -> None:
         super().__init__()
@@ -142,7 +139,7 @@ class Presence(SessionTable):
         self._on_source = on_source
         self._on_change = on_change
         self._timings = timings
-        self.review = ToolReview(registry, policy, limits, self.audit, pins or Pins(), adopt)
+        self.review = ToolReview(registry, policy, limits, self.audit, adopt)
         self.handshake = ServerHandshake(registry, dispatcher, policy, limits, identity, self, self.review)
         self.watchers = CatalogWatchers(dispatcher.view)
         self.notifications = NotificationBoard(dispatcher.view)

@@ -7,8 +7,9 @@ changes, and an event notifies its session. Knows no sockets: the handshake and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from toolbus.bus.access.identity import OBSERVER, Identity, Principal
 from toolbus.bus.audit import Audit
@@ -17,7 +18,6 @@ from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.entry import BUS_SOURCE, CompiledTool, declared_twice
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.pins.pins import Pins, subject_of
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import Cause, Refusal, SessionRefusals, to_wire
@@ -32,7 +32,7 @@ from toolbus.errors import (
     UnknownRole,
 )
 from toolbus.protocol.session import State
-from toolbus.protocol.tool import MAX_ROLE, Limits, is_role
+from toolbus.protocol.tool import MAX_ROLE, Limits, Tool, is_role
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -173,6 +173,44 @@ class Judgement:
     refused: list[Refusal] = field(default_factory=list)
 
 
+Key = tuple[str, str]  # a tool's name and its role; "" is every role
+
+
+class Pinning(Protocol):
+    """Compares the tools of pinned sources with those that are trusted."""
+
+    def pin_of(self, source: str) -> str | None:
+        """Returns what happens to a source's changes, `warn` or `block`; None where it is not pinned."""
+
+    def review(self, source: str, declared: Collection[Tool], *, accepted: bool = False) -> dict[Key, str]:
+        """Compares declarations with the trusted ones, and stores those that are new.
+
+        Args:
+            accepted: whether the bus took them earlier.
+
+        Returns:
+            The tools that wait for an approval, with the reason.
+        """
+
+    def warnings(self, source: str, tools: Iterable[Key]) -> Mapping[Key, str]:
+        """Returns the warnings about tools that a source offers although they changed."""
+
+
+class NoPins:
+    """Pins no source."""
+
+    def pin_of(self, source: str) -> None:
+        """Returns None."""
+
+    def review(self, source: str, declared: Collection[Tool], *, accepted: bool = False) -> dict[Key, str]:
+        """Lets every tool pass."""
+        return {}
+
+    def warnings(self, source: str, tools: Iterable[Key]) -> Mapping[Key, str]:
+        """Returns none."""
+        return {}
+
+
 class ToolReview:
     """Judges the declarations of the sessions of one bus, and holds the refusals.
 
@@ -182,7 +220,7 @@ class ToolReview:
 
     Attributes:
         refused: the refusals of attached sessions.
-        pins: the trusted declarations of pinned sources.
+        pins: compares the tools of pinned sources with the trusted ones; without `pin_by` no source is pinned.
     """
 
     def __init__(
@@ -191,11 +229,10 @@ class ToolReview:
         policy: Policy,
         limits: Limits,
         audit: Audit,
-        pins: Pins,
         adopt: Callable[[str, Principal], bool] = lambda role, principal: False,
     ) -> None:
         self.refused = SessionRefusals()
-        self.pins = pins
+        self.pins: Pinning = NoPins()
         self._adopt = adopt
         self._registry = registry
         self._policy = policy
@@ -365,13 +402,18 @@ class ToolReview:
             log.warning("refused source=%s tools=%d, the first: %s", peer.source, len(refused), first)
         return outcome, refused
 
+    def pin_by(self, pins: Pinning) -> None:
+        """Compares the tools of pinned sources from now on."""
+        self.pins = pins
+
     def mark(self, source: str) -> None:
         """Sets a warning for operators at each changed tool of a pinned source, and clears those at trusted ones."""
         if not self.pins.pin_of(source):
             return
-        warnings = self.pins.warnings(source)
-        for entry in self._registry.offered_by(source):
-            self._registry.warn(entry, "pin", warnings.get(subject_of(entry.bare_name, entry.tool.role), ""))
+        offered = {entry: (entry.bare_name, entry.tool.role or "") for entry in self._registry.offered_by(source)}
+        warnings = self.pins.warnings(source, offered.values())
+        for entry, key in offered.items():
+            self._registry.warn(entry, "pin", warnings.get(key, ""))
 
     def _withdraw(self, peer: Peer, refused: Sequence[Refusal], offered: Sequence[CompiledTool]) -> None:
         keys = {each.key for each in refused} - {(item.tool.name, item.tool.role or "") for item in offered}

@@ -20,6 +20,11 @@ class AuditSettings:
     def __post_init__(self) -> None:
         check_settings(self)
 
+    @property
+    def needed_room(self) -> str:
+        """The room that records what has to be recorded; "" where nothing has to."""
+        return "AuditRoom" if self.audit_required else ""
+
     def check_beside(self, config: Any) -> None:
         """Checks what depends on other settings of the bus.
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from toolbus.bus.core import Core
 from toolbus.bus.metrics.call_counts import CallCounts, Snapshot, outcome_of
-from toolbus.bus.metrics.exposition import BOUNDS, Durations, Exemplar, Family, Kind, Sample
 from toolbus.bus.operators.admin_tools import ATTACHED, STATES, handlers_of, state_of
 from toolbus.common.version import VERSION
+from toolbus.parts.observability.exposition import BOUNDS, Durations, Exemplar, Family, Kind, Sample
 
 MAX_SOURCES = 1_000  # with series of their own; the rest is `other`
 MAX_KEYS = 1_000  # identities whose keys are shown

@@ -53,7 +53,7 @@ class MetricsRoom(Room):
         Args:
             accept: the header of that name; "" without one.
         """
-        from toolbus.bus.metrics.exposition import content_type_for, write
+        from toolbus.parts.observability.exposition import content_type_for, write
 
         if self._metrics is None:
             from toolbus.parts.observability.bus_metrics import BusMetrics

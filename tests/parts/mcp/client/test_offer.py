@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bus.storage.store_cases import earlier_file
-from toolbus.bus.pins.pins import Pinned
 from toolbus.bus.storage.store import Store
 from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.entries import MountEntry
@@ -32,6 +31,7 @@ from toolbus.parts.mcp.client.offer import (
     our_name,
     tools_of,
 )
+from toolbus.parts.pins.pins import Pinned
 from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import NAME
 
@@ -218,7 +218,7 @@ def test_a_kill_loses_nothing_that_was_saved(tmp_path: Path) -> None:
     program = (
         "import sys, os, signal; from pathlib import Path\n"
         "from toolbus.bus.storage.store import Store\n"
-        "from toolbus.parts.mcp.client.offer import *; from toolbus.bus.pins.pins import Pinned\n"
+        "from toolbus.parts.mcp.client.offer import *; from toolbus.parts.pins.pins import Pinned\n"
         f"store = Store.of(Path({str(tmp_path)!r})); store.open()\n"
         "m = MountManifest(store); m.save('files', 'c', StoredServer({'modern': True}, {}))\n"
         "m.save_fingerprints('files', 'c', {'tool:a': Pinned('{}', '')})\n"

@@ -15,12 +15,12 @@ from tests.parts.audit.chains import entries
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.bus.config import Config
-from toolbus.bus.rooms.logs_room import LogsRoom
-from toolbus.bus.rooms.pins_room import PinsRoom
 from toolbus.errors import InvalidRequest
 from toolbus.parts.audit.audit_log import FOLDER
 from toolbus.parts.audit.room import AuditRoom
 from toolbus.parts.mcp.client.room import McpClientRoom
+from toolbus.parts.observability.logs_room import LogsRoom
+from toolbus.parts.pins.room import PinsRoom
 
 SERVER = Path(__file__).parents[3] / "support" / "mcp_server.py"
 FIRST = [{"name": "read", "description": "Reads.", "inputSchema": {"type": "object"}}]

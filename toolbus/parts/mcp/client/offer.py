@@ -25,8 +25,6 @@ from typing import Any
 from toolbus.bus.catalog.entry import CompiledTool, compile_tool
 from toolbus.bus.catalog.schema import compile_output_schema
 from toolbus.bus.core import Core
-from toolbus.bus.pins import pins
-from toolbus.bus.pins.pins import Fingerprints, earlier_fingerprints, tool_subject
 from toolbus.bus.storage.database import checksum_of, time_bytes
 from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
 from toolbus.common.text import list_names, mark_unsafe, quote
@@ -38,6 +36,8 @@ from toolbus.parts.mcp.client.features import MountFeatures
 from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages.headers import marked
 from toolbus.parts.mcp.messages.tools import read_declaration
+from toolbus.parts.pins import pins
+from toolbus.parts.pins.pins import Fingerprints, earlier_fingerprints, tool_subject
 from toolbus.protocol.json_schema import SchemaFault
 from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import MAX_NAME, NAME, Tool

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 from toolbus.bus.access.identity import principal_of
 from toolbus.bus.audit import Audit
 from toolbus.bus.core import Core, Room
-from toolbus.bus.pins import pins
 from toolbus.common.text import clean_line, list_names, quote
 from toolbus.errors import InvalidRequest
 from toolbus.parts.mcp.client.files import ConfiguredMounts
 from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.settings import McpConfig
+from toolbus.parts.pins import pins
 from toolbus.protocol.tool import HINTS
 from toolbus.sdk import ToolScope, llm_tool
 

@@ -11,8 +11,8 @@ import typer
 from tests.support.processes import Running, toolbus
 from tests.support.served_bus import address_of, start_grpc_bus
 from tests.support.waiting import until_sync
-from toolbus.cli.logs_command import follow_output, print_plugins
 from toolbus.errors import Code, Stage
+from toolbus.parts.observability.logs_command import follow_output, print_plugins
 from toolbus.protocol.tool import CallError, Result
 from toolbus.sdk import Host
 

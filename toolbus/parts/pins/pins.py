@@ -19,12 +19,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from toolbus.bus.audit import Audit
 from toolbus.bus.storage.database import checksum_of
 from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
+from toolbus.bus.streams.tool_review import Key
 from toolbus.common.text import escape_surrogates, escape_unsafe, list_names, quote
+from toolbus.parts.pins.settings import Pin
 from toolbus.protocol.tool import HINTS, Tool
 
 # Detects that a source changed its declarations since they were trusted.
@@ -34,8 +36,6 @@ from toolbus.protocol.tool import HINTS, Tool
 # `Fingerprints` stores them.
 
 
-Pin = Literal["warn", "block"]
-PINS: tuple[Pin, ...] = ("warn", "block")
 INSTRUCTIONS = "instructions"  # the subject of a server's instructions to models
 MAX_SUBJECTS = 20_000  # of one mount; beyond it, withdrawn ones are forgotten
 MAX_SHOWN_LINES = 400  # of one difference
@@ -276,8 +276,6 @@ FIRST_SECONDS = 60.0  # so long all tools of a new source are trusted: it may re
 MAX_SOURCES = 1_000  # with fingerprints: a pattern matches names that any program may choose
 MAX_TOOLS = 2_000  # of one source
 
-Key = tuple[str, str]  # a tool's name and its role; "" is every role
-
 
 class Pins:
     """The trusted tools of the pinned sources of one bus. Belongs to the bus's loop.
@@ -361,15 +359,13 @@ class Pins:
             if subject in why
         }
 
-    def warnings(self, source: str) -> dict[str, str]:
-        """Returns the warnings about tools that a source offers although they changed, by subject."""
+    def warnings(self, source: str, tools: Iterable[Key]) -> dict[Key, str]:
+        """Returns the warnings about tools that a source offers although they changed."""
         if self.pin_of(source) != "warn":
             return {}
         waiting = pending(self._store.fingerprints(source))
-        return {
-            subject: f"changed since source {quote(source)} was trusted: `toolbus approve {source}` shows how"
-            for subject in waiting
-        }
+        warning = f"changed since source {quote(source)} was trusted: `toolbus approve {source}` shows how"
+        return {key: warning for key in tools if subject_of(*key) in waiting}
 
     # -- approving ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,10 @@ import pytest
 from tests.bus.storage.store_cases import earlier_file
 from tests.bus.streams.test_tool_review import attach, attached, reasons, reviews
 from tests.support.core_model import Core, StreamDouble, names
-from toolbus.bus.pins.pins import (
+from toolbus.bus.serve_settings import settle
+from toolbus.bus.storage.store import Store
+from toolbus.errors import Code, NotPermitted, SetupError
+from toolbus.parts.pins.pins import (
     FINGERPRINTS,
     FIRST_SECONDS,
     MAX_SOURCES,
@@ -21,9 +24,6 @@ from toolbus.bus.pins.pins import (
     Pins,
     pending,
 )
-from toolbus.bus.serve_settings import settle
-from toolbus.bus.storage.store import Store
-from toolbus.errors import Code, NotPermitted, SetupError
 from toolbus.protocol.tool import Annotations, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -42,8 +42,14 @@ class Clock:
 
 def pinned(pin: str, **more: str) -> tuple[Core, Clock]:
     core, clock = Core(), Clock()
-    core.presence.review.pins = Pins({"plugin": pin, **more}, clock=clock)  # type: ignore[dict-item]
+    core.presence.review.pin_by(Pins({"plugin": pin, **more}, clock=clock))  # type: ignore[dict-item]
     return core, clock
+
+
+def pins_of(core: Core) -> Pins:
+    pins = core.presence.review.pins
+    assert isinstance(pins, Pins)
+    return pins
 
 
 def register(core: Core, stream: StreamDouble, *tools: pb.Tool, all_or_none: bool = False) -> wire.RegisterResponse:
@@ -52,7 +58,7 @@ def register(core: Core, stream: StreamDouble, *tools: pb.Tool, all_or_none: boo
 
 
 def approve(core: Core, *subjects: str) -> None:
-    core.presence.review.pins.approve("plugin", subjects)
+    pins_of(core).approve("plugin", subjects)
     core.presence.approved("plugin")
 
 
@@ -111,7 +117,7 @@ def test_a_change_that_is_taken_back_waits_for_nothing() -> None:
     register(core, stream, NEW)
     register(core, stream, OLD)
     assert names(core) == ["t"]
-    assert pending(core.presence.review.pins.known("plugin") or {}) == {}
+    assert pending(pins_of(core).known("plugin") or {}) == {}
 
 
 def test_all_or_none_refuses_all_by_name_and_offers_all_with_the_approval() -> None:

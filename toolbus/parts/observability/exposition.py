@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from toolbus.bus.gateway.event_stream import quality_of
+
 Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -91,18 +93,6 @@ def write(families: Sequence[Family], content_type: str) -> bytes:
         lines.append("# EOF")
     lines.append("")
     return "\n".join(lines).encode("utf-8", "replace")
-
-
-def quality_of(parameters: str) -> float:
-    """Returns how much a client likes a media type of its Accept header, by what follows the type; 0.0: not at all."""
-    for parameter in parameters.split(";"):
-        name, _, value = parameter.partition("=")
-        if name.strip() == "q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
-    return 1.0
 
 
 def _write_family(lines: list[str], family: Family, is_openmetrics: bool) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from toolbus.bus.metrics.exposition import (
+from toolbus.parts.observability.exposition import (
     BOUNDS,
     OPENMETRICS,
     TEXT,

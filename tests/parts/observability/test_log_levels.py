@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from toolbus.bus.rooms.logs_room import Later, LogLevels
 from toolbus.errors import InvalidRequest
+from toolbus.parts.observability.logs_room import Later, LogLevels
 from toolbus.testing import running_bus
 
 LOGGER = "toolbus.calls"

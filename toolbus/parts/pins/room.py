@@ -8,10 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import principal_of
 from toolbus.bus.core import Core, Room
-from toolbus.bus.pins import pins
-from toolbus.bus.pins.pins import Pinned
 from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest
+from toolbus.parts.pins import pins
+from toolbus.parts.pins.pins import Pinned, Pins
+from toolbus.parts.pins.settings import PinSettings
 from toolbus.sdk import ToolScope, llm_tool
 
 
@@ -35,23 +36,24 @@ class Approver(Protocol):
 class PluginApprover:
     """Approves changes of plugins: in sessions, and with callback URLs."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, pins: Pins) -> None:
         self._core = core
+        self._pins = pins
 
     def approvable(self) -> Iterable[str]:
         """Names the pinned sources that have fingerprints."""
-        return self._core.pins.sources()
+        return self._pins.sources()
 
     def known(self, source: str) -> Mapping[str, Pinned] | None:
         """Returns the fingerprints of a pinned source, after its refused tools were reviewed again."""
-        if self._core.pins.pin_of(source) is None:
+        if self._pins.pin_of(source) is None:
             return None
         self._core.presence.approved(source)  # of two sessions one may have declared what is trusted since
-        return self._core.pins.known(source)
+        return self._pins.known(source)
 
     async def approve(self, source: str, subjects: Collection[str]) -> None:
         """Trusts the pending declarations of some subjects, and offers the tools that were refused for them."""
-        self._core.pins.approve(source, subjects)
+        self._pins.approve(source, subjects)
         self._core.presence.approved(source)
 
     def tool_of(self, subject: str) -> str:
@@ -64,7 +66,9 @@ class PinsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._plugins = PluginApprover(core)
+        self._pins = Pins(core.config.part(PinSettings).pins, core.audit)
+        self._plugins = PluginApprover(core, self._pins)
+        core.presence.review.pin_by(self._pins)
         self._approving = asyncio.Lock()
 
     def tools(self) -> Iterable[Callable[..., Any]]:
@@ -73,7 +77,7 @@ class PinsRoom(Room):
 
     async def open(self) -> None:
         """Restores the fingerprints of pinned sources, and persists those to come."""
-        self.core.pins.open(self.core.store)
+        self._pins.open(self.core.store)
 
     @llm_tool(
         description="Shows what sources (plugins that the configuration pins, mounted MCP servers) declare otherwise "

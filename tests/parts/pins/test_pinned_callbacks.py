@@ -14,8 +14,8 @@ from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool,
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
-from toolbus.bus.pins.pins import FINGERPRINTS
 from toolbus.cli.command_line import app
+from toolbus.parts.pins.pins import FINGERPRINTS
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
 

@@ -1,1 +1,0 @@
-"""Detects that a source changed its tools since they were trusted: fingerprints, and their file."""

@@ -1,0 +1,1 @@
+"""What sources declared when they were trusted: fingerprints, and their approval."""
