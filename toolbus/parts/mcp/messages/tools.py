@@ -27,9 +27,9 @@ def write_declaration(name: str, tool: Tool, schema: Json | None = None) -> Json
 
     Args:
         name: towards clients.
-        schema: of its arguments, in place of the declared one.
+        schema: of its arguments, in place of the declared one as `portable` writes it.
     """
-    parameters = portable(tool.parameters, tool.parameters_json) if schema is None else portable(schema)
+    parameters = portable(tool.parameters, tool.parameters_json) if schema is None else schema
     entry: Json = {
         "name": name,
         "description": tool.description,
