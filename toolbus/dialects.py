@@ -70,49 +70,22 @@ __all__ = [
     "Answered",
 ]
 
-_HOMES = {
-    "parts.models.dialects.anthropic": ("Anthropic",),
-    "parts.models.dialects.gemini": ("Gemini",),
-    "parts.models.dialects.gemini_live": ("GeminiLive",),
-    "parts.models.dialects.mcp": ("Mcp",),
-    "parts.models.dialects.ollama": ("Ollama",),
-    "parts.models.dialects.openai_chat": ("OpenAIChat",),
-    "parts.models.dialects.openai_realtime": (
-        "GlmRealtime",
-        "Grok",
-        "OpenAIRealtime",
-        "QwenRealtime",
-        "StepFunRealtime",
-    ),
-    "parts.models.dialects.openai_responses": ("OpenAIResponses",),
-    "parts.models.dialects.conversation": (
-        "Answered",
-        "Answers",
-        "Delta",
-        "Message",
-        "ModelCall",
-        "Turn",
-        "Usage",
-    ),
-    "parts.models.dialects.dialect": (
-        "Dialect",
-        "EndpointError",
-        "TurnStream",
-    ),
-    "parts.models.dialects.names": (
-        "DIALECTS",
-        "find_dialect",
-    ),
-    "parts.models.dialects.export": (
-        "Export",
-        "LeftOut",
-    ),
-    "parts.models.dialects.realtime_dialect": (
-        "CallsCancelled",
-        "RealtimeDialect",
-        "RealtimeParser",
-    ),
-    "parts.models.dialects.schemas.losses": ("Loss",),
-}
-
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "parts.models.dialects.anthropic": "Anthropic",
+        "parts.models.dialects.gemini": "Gemini",
+        "parts.models.dialects.gemini_live": "GeminiLive",
+        "parts.models.dialects.mcp": "Mcp",
+        "parts.models.dialects.ollama": "Ollama",
+        "parts.models.dialects.openai_chat": "OpenAIChat",
+        "parts.models.dialects.openai_realtime": "GlmRealtime Grok OpenAIRealtime QwenRealtime StepFunRealtime",
+        "parts.models.dialects.openai_responses": "OpenAIResponses",
+        "parts.models.dialects.conversation": "Answered Answers Delta Message ModelCall Turn Usage",
+        "parts.models.dialects.dialect": "Dialect EndpointError TurnStream",
+        "parts.models.dialects.names": "DIALECTS find_dialect",
+        "parts.models.dialects.export": "Export LeftOut",
+        "parts.models.dialects.realtime_dialect": "CallsCancelled RealtimeDialect RealtimeParser",
+        "parts.models.dialects.schemas.losses": "Loss",
+    },
+)

@@ -43,36 +43,14 @@ __all__ = [
     "unknown_tool",
 ]
 
-_HOMES = {
-    "parts.dropin.file_declarations": (
-        "llm_tool_register",
-        "register_tool",
-        "env_of",
-    ),
-    "parts.dropin.manifest": (
-        "FileGrants",
-        "Target",
-        "Manifest",
-        "append",
-        "load_manifest",
-        "read_manifest",
-    ),
-    "parts.dropin.file_loader": (
-        "FileProblem",
-        "Loaded",
-        "load_files",
-        "load_folder",
-        "tool_files",
-    ),
-    "parts.dropin.file_result": ("unknown_tool",),
-    "parts.dropin.group": (
-        "Group",
-        "groups",
-    ),
-    "parts.dropin.visibility": (
-        "may_see",
-        "visible",
-    ),
-}
-
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "parts.dropin.file_declarations": "llm_tool_register register_tool env_of",
+        "parts.dropin.manifest": "FileGrants Target Manifest append load_manifest read_manifest",
+        "parts.dropin.file_loader": "FileProblem Loaded load_files load_folder tool_files",
+        "parts.dropin.file_result": "unknown_tool",
+        "parts.dropin.group": "Group groups",
+        "parts.dropin.visibility": "may_see visible",
+    },
+)

@@ -70,51 +70,20 @@ __all__ = [
     "plan_arguments",
 ]
 
-_HOMES = {
-    "parts.council.council": (
-        "Council",
-        "deliberation_block",
-    ),
-    "parts.council.settings": (
-        "CouncilSettings",
-        "read_member",
-        "Member",
-        "SidecarSettings",
-    ),
-    "parts.council.deliberation": (
-        "Scene",
-        "CouncilHistory",
-        "HistoryEntry",
-        "Deliberation",
-        "ToolOutcome",
-        "CouncilCompleted",
-        "CouncilEvent",
-        "CouncilStarted",
-        "MemberDone",
-        "ToolsFailed",
-    ),
-    "parts.council.available_tools": ("AvailableTool",),
-    "parts.council.inline_tools": (
-        "InlineExport",
-        "InlineTarget",
-        "InlineTools",
-    ),
-    "parts.council.prompt_tool": (
-        "PromptTool",
-        "bundled_prompt_tools",
-        "read_prompt_tools",
-    ),
-    "parts.council.language_model": (
-        "Completion",
-        "LanguageModel",
-        "Question",
-    ),
-    "parts.council.sidecar": (
-        "lent",
-        "model_of",
-        "sidecar_model",
-    ),
-    "parts.council.tool_runner": ("plan_arguments",),
-}
-
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "parts.council.council": "Council deliberation_block",
+        "parts.council.settings": "CouncilSettings read_member Member SidecarSettings",
+        "parts.council.deliberation": (
+            "Scene CouncilHistory HistoryEntry Deliberation ToolOutcome CouncilCompleted CouncilEvent "
+            "CouncilStarted MemberDone ToolsFailed"
+        ),
+        "parts.council.available_tools": "AvailableTool",
+        "parts.council.inline_tools": "InlineExport InlineTarget InlineTools",
+        "parts.council.prompt_tool": "PromptTool bundled_prompt_tools read_prompt_tools",
+        "parts.council.language_model": "Completion LanguageModel Question",
+        "parts.council.sidecar": "lent model_of sidecar_model",
+        "parts.council.tool_runner": "plan_arguments",
+    },
+)

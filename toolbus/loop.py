@@ -97,62 +97,25 @@ __all__ = [
     "Finished",
 ]
 
-_HOMES = {
-    "parts.models.loop.tool_loop": ("ToolLoop",),
-    "parts.models.loop.approval": (
-        "ApprovalGiven",
-        "ApprovalRequest",
-        "ApprovalRequested",
-        "Approve",
-        "Decision",
-    ),
-    "parts.models.loop.terminal_approval": ("ask_on_terminal",),
-    "parts.models.loop.loop_settings": (
-        "LoopSettings",
-        "SYNCHRONET",
-    ),
-    "parts.models.loop.tool_source": (
-        "Rule",
-        "ToolSource",
-        "source_of",
-    ),
-    "parts.models.loop.turn_reply": (
-        "CallDone",
-        "Reply",
-    ),
-    "parts.models.loop.endpoint": (
-        "Endpoint",
-        "anthropic_endpoint",
-        "endpoint_of",
-        "gemini_endpoint",
-        "ollama_endpoint",
-        "openai_endpoint",
-        "responses_endpoint",
-    ),
-    "parts.models.loop.realtime_session": (
-        "RealtimeSession",
-        "CallRefused",
-        "NewSessionNeeded",
-        "ResponseDone",
-        "SendFailed",
-        "Sync",
-        "ToolsSent",
-    ),
-    "parts.models.loop.tool_refusal": ("refuses_tools",),
-    "parts.models.loop.loop_events": (
-        "CallEnded",
-        "CallProgress",
-        "CallStarted",
-        "Finished",
-        "LoopEvent",
-        "ReasoningDelta",
-        "RoundEnded",
-        "RoundRetried",
-        "RoundStarted",
-        "TextDelta",
-        "ToolsLeftOut",
-        "ToolsRefused",
-    ),
-}
-
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "parts.models.loop.tool_loop": "ToolLoop",
+        "parts.models.loop.approval": "ApprovalGiven ApprovalRequest ApprovalRequested Approve Decision",
+        "parts.models.loop.terminal_approval": "ask_on_terminal",
+        "parts.models.loop.loop_settings": "LoopSettings SYNCHRONET",
+        "parts.models.loop.tool_source": "Rule ToolSource source_of",
+        "parts.models.loop.turn_reply": "CallDone Reply",
+        "parts.models.loop.endpoint": (
+            "Endpoint anthropic_endpoint endpoint_of gemini_endpoint ollama_endpoint openai_endpoint responses_endpoint"
+        ),
+        "parts.models.loop.realtime_session": (
+            "RealtimeSession CallRefused NewSessionNeeded ResponseDone SendFailed Sync ToolsSent"
+        ),
+        "parts.models.loop.tool_refusal": "refuses_tools",
+        "parts.models.loop.loop_events": (
+            "CallEnded CallProgress CallStarted Finished LoopEvent ReasoningDelta RoundEnded RoundRetried "
+            "RoundStarted TextDelta ToolsLeftOut ToolsRefused"
+        ),
+    },
+)

@@ -25,24 +25,9 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "parts.openapi.api_plugin": (
-            "ApiPlugin",
-            "from_openapi",
-        ),
-        "parts.openapi.api_settings": (
-            "ApiSettings",
-            "Secret",
-            "env",
-        ),
-        "parts.openapi.api": (
-            "Api",
-            "ApiTool",
-            "LeftOut",
-            "read_api",
-        ),
-        "parts.openapi.document": (
-            "Document",
-            "read_document",
-        ),
+        "parts.openapi.api_plugin": "ApiPlugin from_openapi",
+        "parts.openapi.api_settings": "ApiSettings Secret env",
+        "parts.openapi.api": "Api ApiTool LeftOut read_api",
+        "parts.openapi.document": "Document read_document",
     },
 )

@@ -26,8 +26,8 @@ from lab.stage import LOOPBACK, Stage
 from toolbus.bus import Bus, Config
 from toolbus.bus.metrics.call_counts import CallCounts, bucket_of
 from toolbus.parts.console.feed import MAX_WATCHERS as WATCHERS
-from toolbus.parts.observability.bus_metrics import BusMetrics
 from toolbus.parts.observability.exposition import OPENMETRICS, write
+from toolbus.parts.observability.metrics_room import BusMetrics
 
 UNWATCHED = "no watchers"
 COUNTED = 4_000  # calls of each case

@@ -13,7 +13,7 @@ import pytest
 from tests.support.processes import environment
 from tests.support.waiting import within
 from toolbus.bus import Bus, Config
-from toolbus.cli.question_form import ask_person
+from toolbus.cli.call_command import ask_person
 from toolbus.protocol.questions import DECLINED, ELICITATION, Answer, Question
 from toolbus.sdk import ToolScope
 

@@ -15,4 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Bus", "Config"]
 
-__getattr__, __dir__ = lazily(__name__, {"bus.wiring": ("Bus",), "bus.config": ("Config",)})
+__getattr__, __dir__ = lazily(__name__, {"bus.wiring": "Bus", "bus.config": "Config"})

@@ -282,9 +282,6 @@ class LocalCaller:
 """Answers a question: an `Answer`, the fields of a form (accepted) or another method's result; None is no answer."""
 
 
-# Offers and calls tools from inside the bus's own process: the part of `Bus` that programs and rooms share.
-
-
 LOCAL_WORKERS = 32  # threads for local tools that are plain functions, as many as a plugin has
 
 

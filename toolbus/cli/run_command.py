@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from toolbus.processes.supervisor import Command, PluginReport, RestartPolicy
 
 
-# Finds out what the arguments of ``toolbus run`` name: plugins, programs, or what a loader of a part runs itself.
-
-
 def read_programs(texts: Sequence[str]) -> list[PluginProgram]:
     """Returns the programs that ``--exec`` names; ends the command if one is refused."""
     from toolbus.errors import SetupError
@@ -80,11 +77,8 @@ def find_plugins(paths: list[Path], options: Sequence[str]) -> tuple[list[Path],
     return plugins, None
 
 
-# Prints what supervised plugins write and what happens to them, each line with the plugin's name.
-#
 # A plugin may colour its output. Every other escape sequence and control character is dropped, so that it can neither
 # change the terminal nor print a line that looks like another plugin's.
-
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI codes: cyan, yellow, green, magenta, blue, and bright
 
@@ -308,9 +302,6 @@ def _commands(
         return plugin_commands(plugins, environment, requests, secrets, emit, target.credential)
     except SetupError as error:
         terminal.fail(str(error), terminal.USAGE)
-
-
-# Offers the output of the plugins to operators, beside running them.
 
 
 OFFER_AFTER_SECONDS = 1.0  # plugins come first, and a command that ends at once needs no connection

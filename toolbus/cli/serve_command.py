@@ -31,12 +31,9 @@ if TYPE_CHECKING:
     from toolbus.bus.config import Config
 
 
-# Writes the log of ``toolbus serve`` to standard error, as text or as JSON lines.
-#
 # What peers sent may be part of a record, so every text is cleaned: it can neither look like another line of the log
 # nor change the terminal that shows it. Fields of a record follow its text as ``key=value``, in quotes where the
 # value holds blanks, quotes or ``=``: a value cannot look like a field either.
-
 
 _BARE = re.compile(r'[^\s"=\\]+')  # a value that needs no quotes
 _RECORD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazily(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns a package's ``__getattr__`` and ``__dir__``.
 
     Args:
         package: its ``__name__``.
-        homes: the names by the module of toolbus that has them.
+        homes: the names, with blanks between them, by the module of toolbus that has them.
     """
-    home_of = {name: f"toolbus.{module}" for module, names in homes.items() for name in names}
+    home_of = {name: f"toolbus.{module}" for module, names in homes.items() for name in names.split()}
 
     def find(name: str) -> Any:
         if name not in home_of:

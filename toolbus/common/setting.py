@@ -49,10 +49,6 @@ def _texts(reader: Reader) -> tuple[str, ...]:
     return (reader.value,) if isinstance(reader.value, str) else tuple(item.text() for item in reader.items())
 
 
-def _items_of(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",") if item.strip()]
-
-
 def _number_of(text: str) -> float | str:
     try:
         return float(text)
@@ -62,7 +58,7 @@ def _number_of(text: str) -> float | str:
 
 def texts(read: Read = _texts) -> ValueKind:
     """Returns the kind of a list of texts; one text alone is a list of it."""
-    return ValueKind(read, _items_of, repeats=True)
+    return ValueKind(read, lambda text: [item.strip() for item in text.split(",") if item.strip()], repeats=True)
 
 
 def table(read: Read) -> ValueKind:

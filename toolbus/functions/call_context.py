@@ -77,12 +77,8 @@ class CallContext:
 NO_CONTEXT = CallContext()
 
 
-# Holds the options of a call, and makes the wire message of them.
-#
 # Every way of calling (`Host.call`, `Bus.call`, `ToolScope.call` …) takes them as keywords and hands them on as this
 # one record.
-
-
 class Inputs(NamedTuple):
     """The questions of a tool that a call accepts, and its answers.
 

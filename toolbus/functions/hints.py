@@ -39,12 +39,9 @@ from toolbus.functions.type_hints import (
 from toolbus.protocol.json_schema import normal_form, properties_of
 from toolbus.protocol.tool import Result
 
-# Reads the annotations beside a hint (`Annotated[int, Field(ge=1)]`) as keywords of JSON Schema.
-#
 # Texts and mappings of keywords are read as they are. All others are recognized by their attributes, so no library is
 # imported: `annotated_types` (`Ge`, `Len` …), `typing_extensions.Doc`, pydantic's `Field` and `StringConstraints`, and
 # similar classes. A `Field` may also be the default of a parameter, and hold the default of its argument.
-
 
 Default = Callable[[], Any]
 
@@ -145,7 +142,6 @@ def _is_json(value: object) -> bool:
 # It knows the three layouts that Python authors use (Google ``Args:``, reST ``:param name:``, numpy ``Parameters``
 # with a rule below it). Of any other docstring it reads the first paragraph. It never fails: it leaves out text that
 # it cannot read.
-
 
 # Chinese authors write full-width colons.
 _HEADER = re.compile(r"(?:Keyword |Other )?(?:Args|Arguments|Parameters|Params|Attributes|参数)\s*[:：]", re.IGNORECASE)
@@ -254,7 +250,6 @@ def _numpy(lines: list[str]) -> Iterator[tuple[str, str]]:
 #
 # A hint that cannot be expressed in JSON Schema becomes ``{}`` (anything) and never an error: a plugin must start also
 # with an unusual hint.
-
 
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},

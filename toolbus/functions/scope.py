@@ -25,11 +25,8 @@ from toolbus.protocol.questions import ELICITATION, Answer, Question, fault_of_a
 from toolbus.protocol.tool import Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
-# Gives a handler the answers to its questions, and ends its run if one is missing.
-#
 # A function that asks runs again from its beginning for each answer. The earlier answers come back in the call's
 # `request_state`, which the SDK writes and reads as `{"answers": {key: answer}}`.
-
 
 _ANSWERS = "answers"
 

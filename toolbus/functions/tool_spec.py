@@ -33,11 +33,8 @@ from toolbus.protocol.tool import (
     Tool,
 )
 
-# Defines the options of a tool, for every decorator and every method that offers one: names, types and meaning.
-#
+
 # `declaration` checks the values.
-
-
 class ToolTraits(TypedDict, total=False):
     """The options of a tool beside its name, description and schema. None of them is required.
 
@@ -125,11 +122,8 @@ def check_option_names(tool: object, names: Iterable[str]) -> None:
             )
 
 
-# Declares tools: the `llm_tool` decorator, and the record that it attaches to a function.
-#
 # The decorator checks all options at once (REST-60) and returns the function itself, so that programs can still call
 # it. `tool_spec` turns a decorated function into a tool that can be offered and run.
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 ATTRIBUTE = "__llm_tool__"
@@ -559,11 +553,8 @@ def _tool(meta: LlmToolMeta, parameters_json: str) -> Tool:
     )
 
 
-# Describes one tool of a Python program by its handler, and turns it into a tool of the bus.
-#
 # `ToolDefinition` is the class that programs of two systems construct: Stargazer's, whose handlers take the arguments
 # as keywords and may ask for the caller's context, and N.E.K.O.'s, whose handlers take them as one dict (REST-63).
-
 
 CTX = "ctx"  # the parameter that gets the caller's context; models never see it
 EXTERNAL = "external"  # the source of a tool whose metadata do not name one

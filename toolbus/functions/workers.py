@@ -14,10 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-# Passes work to event loops: `Inbox` with one wake-up for a batch, `LoopThread` with a loop on a thread of its own.
-#
 # Nothing here knows the bus.
-
 
 T = TypeVar("T")
 Job = tuple[Callable[[Any], object], Any]

@@ -171,11 +171,7 @@ def token_of(secret: str, owner: str) -> str:
     return hmac.new(secret.encode(), owner.encode(), "sha256").hexdigest()
 
 
-# Reads files with secrets, in TOML: with a table of variables for each plugin, or with variables alone.
-#
 # No error text shows a value.
-
-
 def read_secrets(file: Path, plugins: Sequence[str]) -> dict[str, dict[str, str]]:
     """Returns the variables of each plugin that has a table.
 

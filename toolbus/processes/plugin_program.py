@@ -104,12 +104,8 @@ class PluginProgram:
         )
 
 
-# Makes the command of each plugin of one ``toolbus run``: its program, environment, secrets and token.
-#
 # Each plugin gets the secrets of its own table, and a token that binds its own sources only. docs/about/security.md
 # says how far this protects a plugin from the others of the run.
-
-
 def plugin_commands(
     plugins: Sequence[Path | PluginProgram],
     environment: Mapping[str, str],

@@ -30,11 +30,8 @@ from toolbus.errors import InvalidRequest
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.program_starter import CANNOT_START, SUPERVISOR_VARIABLE
 
-# Runs the processes of one plugin, one at a time: output, reports, graceful shutdown.
-#
 # Each process leads a group of its own. Its output is passed on line by line. When the process has ended, its group is
 # killed, so no process that the plugin started outlives it. The `Supervisor` decides when a new process starts.
-
 
 LINE_BYTES = 64 * 1024  # a longer line is passed on in pieces
 KILL_SECONDS = 5.0

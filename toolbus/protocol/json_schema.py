@@ -24,7 +24,6 @@ from toolbus.common.text import nearest
 # All readers of schemas use it: the normal form, the bus's validator, the dialects. Their errors show places and values
 # in the same way.
 
-
 TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 MAX_BOUND = 2**63 - 1  # providers read bounds into 64 bits
 SHOWN_CHARACTERS = 200

@@ -25,12 +25,9 @@ from toolbus.protocol.limits import Limits as Limits
 from toolbus.protocol.questions import MAX_NEED, MAX_NEEDS, NEEDS_INPUT, explain_questions
 from toolbus.v1 import tool_pb2 as pb
 
-# Writes the output and the content of a result as the text that a model reads (`Result.text`).
-#
 # JSON is rewritten token by token, not parsed and serialized again: integers of any size and the spelling of numbers
 # survive. Strings lose their `\u` escapes, which cost a model several tokens a character, NaN and Infinity become null,
 # and half a surrogate pair becomes U+FFFD, since a request that holds one cannot be sent.
-
 
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'  # in runs: ten times as fast as character by character
 _TOKEN = re.compile(_STRING + r"|[ \t\r\n]+|-?Infinity|NaN", re.DOTALL)
@@ -126,8 +123,6 @@ def block_text(block: pb.ContentBlock) -> str:
             return "[content of a kind that this version does not know]"
 
 
-# Finds texts in the content of a result that its output, or its failure, already holds.
-#
 # MCP servers send an output twice: as structured content, and as texts for clients that do not read it. These are the
 # JSON of the output or of its parts, its strings, or its lines. A text that says anything else, such as a summary, is
 # no repetition.

@@ -93,79 +93,28 @@ __all__ = [
     "CallFailed",
 ]
 
-_HOMES = {
-    "sdk.plugin_client": (
-        "Plugin",
-        "Permissions",
-    ),
-    "sdk.host": (
-        "Host",
-        "SyncHost",
-    ),
-    "sdk.credential": ("Credential",),
-    "sdk.generation": (
-        "Generation",
-        "GenerationRequest",
-    ),
-    "sdk.notification": ("Notification",),
-    "sdk.listing": (
-        "CatalogChange",
-        "ListedTool",
-        "Listing",
-        "ToolRef",
-    ),
-    "functions.tool_spec": (
-        "LlmToolMeta",
-        "llm_tool",
-        "ToolDefinition",
-    ),
-    "sdk.attempt": (
-        "RefusedTool",
-        "WaitingTool",
-    ),
-    "sdk.extension": ("Extension",),
-    "sdk.incoming_calls": ("ToolInvocation",),
-    "functions.call_context": (
-        "CallContext",
-        "ContextMessage",
-        "Inputs",
-    ),
-    "functions.scope": ("ToolScope",),
-    "functions.reply": (
-        "Err",
-        "Ok",
-        "Reply",
-        "audio",
-        "image",
-        "link",
-        "resource",
-        "text",
-    ),
-    "parts.moving.neko.plugin_base": (
-        "NekoPluginBase",
-        "neko_plugin",
-        "plugin",
-    ),
-    "parts.moving.neko.plugin_context": ("PluginContext",),
-    "parts.moving.neko.plugin_lifecycle": ("lifecycle",),
-    "parts.moving.neko.sdk_errors": ("EntryConflictError",),
-    "protocol.questions": (
-        "Answer",
-        "Question",
-    ),
-    "protocol.tool": (
-        "CallError",
-        "Progress",
-        "Result",
-        "Tool",
-    ),
-    "errors": (
-        "CallFailed",
-        "Code",
-        "SetupError",
-        "Stage",
-        "ToolBusError",
-    ),
-}
-
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "sdk.plugin_client": "Plugin Permissions",
+        "sdk.host": "Host SyncHost",
+        "sdk.credential": "Credential",
+        "sdk.generation": "Generation GenerationRequest",
+        "sdk.notification": "Notification",
+        "sdk.listing": "CatalogChange ListedTool Listing ToolRef",
+        "functions.tool_spec": "LlmToolMeta llm_tool ToolDefinition",
+        "sdk.attempt": "RefusedTool WaitingTool",
+        "sdk.extension": "Extension",
+        "sdk.incoming_calls": "ToolInvocation",
+        "functions.call_context": "CallContext ContextMessage Inputs",
+        "functions.scope": "ToolScope",
+        "functions.reply": "Err Ok Reply audio image link resource text",
+        "parts.moving.neko.plugin_base": "NekoPluginBase neko_plugin plugin",
+        "parts.moving.neko.plugin_context": "PluginContext",
+        "parts.moving.neko.plugin_lifecycle": "lifecycle",
+        "parts.moving.neko.sdk_errors": "EntryConflictError",
+        "protocol.questions": "Answer Question",
+        "protocol.tool": "CallError Progress Result Tool",
+        "errors": "CallFailed Code SetupError Stage ToolBusError",
+    },
+)

@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from toolbus.sdk.plugin_client import Plugin
 
 
-# Passes the changes of the catalog and the notifications of plugins to the readers of a host.
-
-
 Feed = Literal["catalog", "notifications"]
 Reader = Callable[[Any], object]
 _SUBSCRIPTIONS = {"catalog": wire.SUBSCRIPTION_CATALOG, "notifications": wire.SUBSCRIPTION_NOTIFICATIONS}
@@ -136,9 +133,6 @@ def refuse_calls(
     for call_id in calls:
         connection.answer(session, Result(call_id, is_error=True, error=error))
     return dict.fromkeys(calls, ANSWERED)
-
-
-# Connects hosts: the base of `Host` and `SyncHost`.
 
 
 class HostBase:
@@ -241,12 +235,9 @@ class HostBase:
             await asyncio.sleep(0.01)  # an event for each result would make every call slower
 
 
-# Passes the calls of a program's loop to the connection and their results back, once for each turn of the loop.
-#
 # `Host` has a `LoopCalls` for each loop on which it is used. The calls of one turn go to the connection together. If
 # the connection runs in the program's own turns (`SharedLoop`), the results of a message are delivered at once; if it
 # runs on its thread, with one wake-up. `SyncHost` has one `ThreadCaller`.
-
 
 log = logging.getLogger(__name__)
 

@@ -366,7 +366,6 @@ def _resolve(out: OutgoingCall, result: Any) -> None:
 # A model cannot set these fields: values that it writes under their names are removed or replaced. The user of a call
 # is never in its arguments.
 
-
 CONTEXT = "context"
 DEADLINE = "__deadlineMs"
 

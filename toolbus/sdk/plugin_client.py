@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 # They run where handlers run: async ones on the plugin's loop, plain ones on its workers, never on the connection's
 # thread. An exception of one hook is logged, and the other hooks still run.
 
-
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -161,9 +160,6 @@ def _caught(function: Callable[..., Any], facts: Sequence[Any]) -> tuple[Any, Ba
         return function(*facts), None
     except BaseException as problem:
         return None, problem
-
-
-# Connects a plugin to its connection: declares its tools, reacts to events, tracks permissions.
 
 
 TOOLS = "tools"  # the permission to offer tools

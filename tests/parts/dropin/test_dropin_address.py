@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.errors import SetupError
-from toolbus.parts.dropin.dropin_address import follow_dropin_address
+from toolbus.parts.dropin.dropin_loader import follow_dropin_address
 from toolbus.testing import running_bus
 
 

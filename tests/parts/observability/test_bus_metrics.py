@@ -18,8 +18,8 @@ from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Scopes, template
 from toolbus.bus.metrics.call_counts import MAX_COUNTED
 from toolbus.functions.call_context import CallContext
-from toolbus.parts.observability.bus_metrics import BusMetrics
 from toolbus.parts.observability.exposition import OPENMETRICS, TEXT, write
+from toolbus.parts.observability.metrics_room import BusMetrics
 from toolbus.testing import running_bus
 
 Values = dict[tuple[str, ...], float]

@@ -354,9 +354,6 @@ def read_identities(reader: Reader) -> Mapping[str, Scopes]:
     return scopes
 
 
-# Declares the principal: who calls or lists, as the policy and the listings of the catalog see it.
-
-
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Who calls or lists; by default a program of this machine.
@@ -391,9 +388,6 @@ _UNKNOWN = Principal(is_admin=False, identity=Identity("unknown", Scopes()))
 def principal_of(scope: ToolScope) -> Principal:
     """Returns who made the outermost call that a function of the bus answers; one without scopes if unknown."""
     return scope.principal if isinstance(scope.principal, Principal) else _UNKNOWN
-
-
-# Describes scopes for people: one sentence for each thing that an identity may do.
 
 
 def scope_sentences(scopes: Scopes) -> list[str]:

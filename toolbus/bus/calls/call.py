@@ -18,9 +18,6 @@ from toolbus.errors import CallError
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
-# Defines the trace of one call, as its handler reads it, and the span of an ended call.
-
-
 TRACE_BYTES = 64  # of a message, for a traceparent
 
 

@@ -291,10 +291,7 @@ def _user_of(caller: PolicySubject, call: pb.ToolCall, parent: Call | None) -> t
     return ("", 0) if context is None else (context.user_id, level_of(context.attributes))
 
 
-# Validates the arguments of calls: strips keys that only hosts may set, repairs what breaks the schema, or refuses it.
-#
 # Arguments that simply pass are checked in `Dispatcher.calls` and do not come here.
-
 
 log = logging.getLogger("toolbus.calls")
 

@@ -20,11 +20,8 @@ from toolbus.errors import CallError, Code, Stage
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
-# Holds every call in flight on one bus, by caller, with the bytes held for it and when the next deadline passes.
-#
+
 # The parts that begin, follow and end calls share one of these; it changes no call by itself.
-
-
 class CallsInFlight:
     """The calls in flight. Handlers and callers have tables of their own; this has the totals.
 

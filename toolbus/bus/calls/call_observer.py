@@ -37,11 +37,8 @@ from toolbus.errors import CallError, UnknownRole
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
 from toolbus.v1 import tool_pb2 as pb
 
-# Notes calls that took long: the newest of them for operators, and a line in the log for each, up to a bound.
-#
 # The dispatcher compares when a call began with a moment that it looks up once for each message; only a slow call comes
 # here. Calls that no caller waits for, tasks, and those by which operators look are not slow whatever they take.
-
 
 log = logging.getLogger("toolbus.calls")
 

@@ -24,7 +24,6 @@ from toolbus.v1 import tool_pb2 as pb
 # A value is judged by the name of its key; in texts that are not JSON, by the word before it. It is a best effort for
 # texts that people read, and decides nothing: tripwire.py blocks results.
 
-
 HIDDEN = "[hidden]"
 MAX_PARSED = 16_384  # characters, 6 ms at worst: a longer text is not searched, so none of it is shown
 MAX_DEPTH = 32
@@ -123,7 +122,6 @@ def _plain(text: str) -> str:
 #
 # Arguments and outputs are recorded only if the bus is configured to, shortened, and with everything that looks like a
 # secret redacted (redaction.py).
-
 
 MAX_CONTENT = 4_096  # characters of recorded arguments or output
 MAX_REPAIRS_SHOWN = 20  # of one call

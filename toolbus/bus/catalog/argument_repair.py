@@ -228,10 +228,6 @@ def _read_listed(part: Any, kind: Any) -> Any:
     return meant[0] if len(meant) == 1 else _NOTHING
 
 
-def _integer(text: str) -> Any:
-    return int(text) if _INTEGER.fullmatch(text) else _NOTHING
-
-
 def _number(text: str) -> Any:
     if _INTEGER.fullmatch(text):
         return int(text)
@@ -249,7 +245,7 @@ def _read_json(text: str, kind: str) -> Any:
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
-    "integer": _integer,
+    "integer": lambda text: int(text) if _INTEGER.fullmatch(text) else _NOTHING,
     "number": _number,
     "boolean": lambda text: _BOOLEANS.get(text, _NOTHING),
     "object": lambda text: _read_json(text, "object"),
@@ -300,11 +296,8 @@ def _type_of_text(text: str) -> str:
     return _BY_FIRST.get(text[0]) or ("integer" if _INTEGER.fullmatch(text) else "number")
 
 
-# Writes 3.0 as 3 where a schema asks for an integer: models write it so, and JSON Schema counts it as one.
-#
 # A handler that gets it does not: `range(3.0)` raises, and a Go or Rust program cannot read 3.0 into an int. The
 # validator tells which numbers are meant: one that stays valid as a fraction is not an integer of the schema.
-
 
 MAX_WHOLE = 2**53  # up to here each whole number is a float of its own
 

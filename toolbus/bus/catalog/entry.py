@@ -18,12 +18,9 @@ from toolbus.bus.metrics.call_counts import CallCounts
 from toolbus.errors import InvalidTool, LimitExceeded
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, USER_KEYS, Limits, Tool
 
-# Compiles tools for the registry: checks them and their schemas, one by one, or all or none.
-#
+
 # A *compiled tool* becomes a declaration when a handler registers it. Here, and nowhere else, a tool gets the schema
 # that is listed, exported, hashed and checked: the normal form of what its author declared.
-
-
 @dataclass(frozen=True, slots=True)
 class CompiledTool:
     """A tool that was checked and compiled, ready to be registered."""
@@ -134,14 +131,11 @@ def _normal(tool: Tool, checker: ArgumentChecker, output: ArgumentChecker | None
     return replace(tool, parameters_json=checker.text, output_schema_json=output_schema_json)
 
 
-# Shares the slots of a handler among its callers, by dynamic thresholds.
-#
 # A handler has as many slots as calls that it takes at once (`max_in_flight`). The bus has no queue, so without a
 # rule a caller that calls a hundred times as often gets nearly all of them. The rule bounds what a caller holds by
 # what is free, so that a few slots stay free for other callers, whatever the others want: A. K. Choudhury and E. L.
 # Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking
 # 6(2), 1998.
-
 
 # A caller may hold THRESHOLD / n times as many slots as are free, where n callers hold some. So the greedy ones among
 # them leave about one slot of 33 free, however many they are, and a tool with up to 32 slots keeps none free. A fixed
@@ -194,11 +188,8 @@ class Slots:
             del self.held[caller]
 
 
-# Declares the interface of a handler for the registry and the dispatcher: an object that runs tools.
-#
 # A stream, a local function and a callback URL are handlers alike. A handler offers tools (see entry.py) and holds the
 # calls that it runs; nothing here knows how it runs them.
-
 
 BUS_SOURCE = "toolbus"  # the bus's own tools: listed only for requests that name the source, never by a bare name
 RUN_SOURCES = "run."  # how the sources of supervisors begin, `run.HOST.PID-ID`: their tools are hidden as the bus's own

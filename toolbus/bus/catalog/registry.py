@@ -32,11 +32,10 @@ from toolbus.common.text import clean_line
 from toolbus.errors import UnknownRole
 from toolbus.protocol.tool import Tool
 
+
 # Builds listings: the lines of the catalog as callers see them.
 #
 # Stateless: the registry decides when listings are built, and holds its lock meanwhile.
-
-
 def is_public(listing: ToolListing) -> bool:
     """Tells whether a tool belongs into listings: not one for operators, nor a model that a host lends."""
     return not is_operators(listing.source) and listing.tool.name != LENT_MODEL
@@ -76,8 +75,6 @@ def listing_of(entries: Sequence[Entry]) -> ToolListing:
 
 # Entries cache their listings: with 100,000 tools, new ones for all of them after every change would cost a pass of the
 # garbage collector over everything that the process holds, each time a caller lists.
-
-
 def _own_listing(entry: Entry) -> ToolListing:
     """Returns the listing of an entry alone."""
     tool, cached = entry.tool, entry.listing
@@ -100,12 +97,8 @@ def _shared_listing(entries: Sequence[Entry]) -> ToolListing:
     return cached[1]
 
 
-# Looks up the catalog: which tools are offered, by which source, for which role, in which order.
-#
 # Lookups of a name read the live tables without a lock: every change replaces a value in one step. A reader of
 # several values, such as a listing, takes the lock that writers share.
-
-
 class Lookups:
     """The lookups in one catalog.
 

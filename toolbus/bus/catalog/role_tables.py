@@ -14,12 +14,9 @@ from toolbus.bus.catalog.entry import BUS_SOURCE, CompiledTool, Entry, Handler, 
 from toolbus.errors import LimitExceeded, UnknownRole
 from toolbus.protocol.tool import Tool
 
-# Finds entries by who offers them: those of a handler, those of a source, and those that are offline.
-#
+
 # The index also collects changed offers: for a store, and for the sessions whose tools got or lost their role. The
 # registry changes it under its lock.
-
-
 class OfferIndex:
     """The entries of each handler and of each source.
 

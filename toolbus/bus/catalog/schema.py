@@ -34,7 +34,6 @@ from toolbus.protocol.tool import Limits
 # and ends the process where its stack overflows. So every schema is measured here before it is compiled. Knows the
 # grammar of drafts 04 to 2020-12; knows neither arguments nor tools. Figures were measured with jsonschema-rs 0.60.
 
-
 IN_PLACE_DEPTH = 32  # steps at one place of the arguments; `unevaluated…` takes 9 KB of native stack for each
 RECURSION_COST = 60  # a reference back to a schema that is being checked is looked up in a table: 0.5 to 4 µs
 BACKTRACKS = 10_000  # of a pattern with look-around: 0.3 to 2 ms for a text of 1,000 characters

@@ -196,14 +196,11 @@ def _values(scope: Scope, header: bytes) -> list[str]:
     return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
 
 
-# Controls the admission of HTTP requests: a burst of hundreds starts one by one, so that the event loop stays free.
-#
 # A request costs the loop about half a millisecond. Where five hundred start in one pass of the loop, frames of gRPC
 # streams and health probes wait for all of them, in each of the several passes that they need. So a burst is admitted
 # one request per pass, in the order of arrival; health probes never wait. A few requests start together, because
 # calls that start together also travel to plugins together, which costs less. This is backpressure by delay: no
 # request is refused.
-
 
 MAX_TOGETHER = 64  # requests that may start in one pass of the loop; where more wait, they are a burst
 

@@ -40,11 +40,8 @@ from toolbus.common.text import shorten
 from toolbus.common.version import VERSION
 from toolbus.errors import INTERNAL_DETAIL, NotPermitted, ToolBusError, http_status
 
-# Makes the page that shows every endpoint with a form to try it (Swagger UI), and the policy under which it works.
-#
 # The page comes from FastAPI, its script and style from files of this machine. A script within the page is allowed by
 # its hash, which is made from the same text: whatever else a browser found in the page would not run.
-
 
 DOCS_PATH = "/docs"
 ASSETS_PATH = "/static-offline-docs"

@@ -41,11 +41,8 @@ from toolbus.errors import Code, Stage, ToolBusError, UnknownRole
 from toolbus.protocol.tool import MAX_CALL_ID, PLUGIN_PREFIX, CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
-# Buffers the progress of one call whose result is streamed, until its HTTP client reads it.
-#
 # Where many updates wait, newer progress replaces older; chunks are pieces of the output and all stay, up to the size
 # of an output. A client that reads more slowly than that ends its call.
-
 
 MAX_WAITING = 128  # updates that wait before newer progress replaces older
 OVERHEAD_BYTES = 256  # of one that waits: the record around its text
@@ -368,13 +365,10 @@ async def _stream(caller: LocalCaller, call: pb.ToolCall, max_bytes: int) -> Asy
         running.cancel()
 
 
-# Answers plain calls and lists without FastAPI, whose routing costs several times as much as the call itself.
-#
 # A request is plain if it has the exact path, a whole small body of JSON, and no stream as the answer. All others,
 # and those that break a rule, go on to FastAPI unchanged, so each error has one text and one place. Both ways share
 # the model of the body and the functions that make a call of it and a response of its result: a new field is added to
 # `InvokeBody` and `call_routes` only.
-
 
 MAX_BYTES = 65_536  # of a plain body: uvicorn pauses reading beyond, and would not see the client disconnect
 # Lists and objects in a plain body: whether a text that is nested deeper can be read depends on the stack around it.

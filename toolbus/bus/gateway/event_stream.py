@@ -83,9 +83,6 @@ async def _with_pings(events: AsyncGenerator[bytes], ping_seconds: float) -> Asy
         await events.aclose()
 
 
-# Cancels the work for a request when its HTTP client disconnects before the response.
-
-
 SETTLE_SECONDS = 0.05  # until the loop has read the end of a connection that follows a request
 STATUS_DISCONNECTED = 499  # as servers log it for a client that disconnected; never sent
 

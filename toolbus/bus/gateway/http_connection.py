@@ -21,12 +21,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from toolbus.common.local_users import Address
 from toolbus.common.log_limit import LogLimit
 
-# Parses HTTP requests, and ignores an upgrade: the request is served as if its client had not offered one (RFC 9110).
-#
 # Clients offer HTTP/2 with a first request in the clear: Java's default client and ``curl --http2``. The parser
 # beneath takes whatever follows such a head for another protocol, and the body would be lost. So a request that
 # offers an upgrade is parsed twice: once to its end of head, then anew from a head without the offer.
-
 
 _OFFER = {b"upgrade", b"http2-settings"}  # tokens of Connection; without the first, an Upgrade header means nothing
 

@@ -172,9 +172,6 @@ def _bind(address: str) -> socket.socket:
     return listening
 
 
-# Makes the TLS side of HTTPS: clients may prove themselves by a certificate, or by a token in a request.
-
-
 class TlsContext:
     """The TLS of one listener, with the server's certificate as it is now.
 

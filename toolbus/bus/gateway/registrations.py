@@ -42,10 +42,7 @@ from toolbus.protocol.tool import Tool, is_source
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-# Restores callback tools after a restart: offers them again, in their places and roles, as they were persisted.
-#
 # Restored tools are suspended and unconfirmed until `Callbacks` knows that their plugin listens.
-
 
 log = logging.getLogger("toolbus.callbacks")
 
@@ -129,8 +126,6 @@ def _register(places: list[tuple[int, str | None, CallbackHandler]], registry: R
 # Writes changed registrations by callback URL to the store.
 #
 # It writes the registry's state of a handler. A failed write is retried with the next change, and when the bus stops.
-
-
 class RegistrationWriter:
     """Writes the registrations of one bus.
 

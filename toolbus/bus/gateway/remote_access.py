@@ -29,7 +29,6 @@ from toolbus.errors import NotOffered, NotPermitted, Unauthenticated
 # A rule names the verb that a path needs. The user of a request, and the tools that it lists or calls, are checked
 # where its parameters are known. Programs of this machine need no rule.
 
-
 ANY = ""  # every identity may use it, and sees there what its scopes reach
 
 # Method, path as the application declares it, and the verb of the scope `administer` that it needs.
@@ -137,7 +136,6 @@ def _verb_of(rules: Iterable[tuple[str, re.Pattern[str], str]], method: str, pat
 #
 # The document needs no key: a client without a token reads it. It holds the names of the issuers, and the address that
 # the client used.
-
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 RESOURCE = "/mcp"

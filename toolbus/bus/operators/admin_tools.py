@@ -30,9 +30,6 @@ from toolbus.protocol.tool import HINTS, level_of
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
-# Names the states of sessions and sources for operators, in digests and metrics alike.
-
-
 ATTACHED = "attached"
 OFFLINE = "offline"
 _NAMES: dict[int, str] = {
@@ -62,11 +59,8 @@ def handlers_of(core: Core, source: str) -> Sequence[Handler]:
     return list(peers.values()) if peers else core.registry.some_handlers(source)
 
 
-# Offers introspection of the bus as a tool: the plugins, tools, ended calls and counts that the user may see.
-#
 # Tools that show the state of the bus to users call it, such as `examples/dropin/this_host.py`. Users see the tools
 # that they may call and the calls that were made for them; operators see everything.
-
 
 OPERATOR_LEVEL = 90  # of users who may see everything, as hosts state it
 MAX_ROWS = 10_000

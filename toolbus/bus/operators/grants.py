@@ -25,12 +25,9 @@ from toolbus.common.text import list_names, quote, shorten
 from toolbus.errors import InvalidRequest, NotKept
 from toolbus.protocol.tool import is_source
 
-# Stores the permissions that operators change at run time.
-#
 # The store holds only changes to the configuration: by rule a list of users, or null where a rule of the configuration
 # was removed; by source whether it may not offer tools. A change back to the configuration is removed from the store.
 # A bus does not start with permissions that it cannot read: tools that an operator restricted would be open.
-
 
 SILENCED = "silenced"  # the table of sources that may not offer tools, beside the tables of rules
 

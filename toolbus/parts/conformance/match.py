@@ -159,10 +159,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 400 else text[:397] + "..."
 
 
-# Splits frames into items, and compares them with the items that a scenario expects.
-#
 # A sender may put its items into frames as it likes, so both players compare items, never frames.
-
 
 Item = tuple[str, Any]
 

@@ -20,8 +20,6 @@ from toolbus.parts.conformance.scripted_bus import Line
 from toolbus.parts.conformance.stage import STEP_SECONDS, ScenarioStage
 from toolbus.parts.conformance.stream_verbs import StreamVerbs, Unclaimed
 
-# Implements the steps that change the network or the client's process; each method is the verb of that name.
-
 
 class WorldVerbs:
     """The network, and the client's process."""

@@ -25,9 +25,6 @@ from toolbus.parts.conformance.proxy import Proxy
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
-# Checks the rules of every scenario on each stream of a client, and names the rule that a message breaks.
-
-
 MESSAGE_ITEMS = 128
 ITEM_BYTES = 1024 * 1024  # of a message of several items
 MESSAGE_BYTES = 16 * 1024 * 1024  # of any message, where the answer to the attach names no other limit

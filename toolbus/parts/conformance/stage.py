@@ -17,9 +17,6 @@ from toolbus.parts.conformance.proxy import Proxy
 from toolbus.parts.conformance.script import Scenario
 from toolbus.parts.conformance.scripted_bus import Arrived, ClientStream, Line, Transcript
 
-# Runs the client under test: its environment, its output, its signals, its end.
-
-
 MAX_LINES = 200
 LINE_BYTES = 1 << 20
 

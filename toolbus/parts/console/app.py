@@ -35,12 +35,9 @@ from toolbus.common.version import VERSION
 from toolbus.errors import Unauthenticated
 from toolbus.parts.console.feed import DigestFeed, Ended, TooMany, TooSlow
 
-# Logs a browser in over HTTPS: with a code that is valid once, for a minute, in exchange for a cookie.
-#
 # A browser must not hold a credential. `toolbus console` exchanges it for a code, and the browser the code for a
 # cookie. The cookie holds no secret of the key: the bus seals it, it names its key and ends with it. With a data
 # directory it is valid after a restart of the bus too.
-
 
 COOKIE = "__Host-toolbus"  # a browser takes a cookie of such a name only from HTTPS, for one host and all its paths
 COOKIE_SECONDS = 12 * 3600.0
@@ -136,7 +133,6 @@ def _digest(code: str) -> bytes:
 # folder. Below a version, which is a digest of all contents, they never change; elsewhere a browser checks for
 # changes. The page refers to the files below the version, so it always loads files that belong together. Its head
 # names all modules, so that a browser requests them at once instead of import after import.
-
 
 PAGE_PATH = "/console"
 HOME = f"{PAGE_PATH}/"

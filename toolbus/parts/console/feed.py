@@ -31,10 +31,7 @@ from toolbus.common.version import VERSION
 from toolbus.protocol.limits import Timings
 from toolbus.protocol.questions import INPUT_REQUIRED
 
-# Makes digests: the state of a bus as operators see it, whole or as the changes since the digest before.
-#
 # Pure: readings of the bus in, an object for JSON out, with bounded rows and bytes.
-
 
 MAX_CALLS = 50  # newest calls of a digest, whatever their outcome
 MAX_FAILED = 50  # further calls of a digest that failed
@@ -101,11 +98,8 @@ def _seen(running: Iterable[Row]) -> list[tuple[str, str]]:
     return [(row["id"], row["stage"]) for row in running]
 
 
-# Reads a bus for its digests: sessions, sources, calls in flight, and counts.
-#
 # Everything is read on the bus's loop, in constant time for each row: the tools of a source are counted only after a
 # change, and very long lists in steps, before the digest.
-
 
 COUNTED_AT_ONCE = 5_000  # entries of the catalog, in less than a millisecond
 LONG_SECONDS = 5.0  # between two counts of an owner with more
@@ -305,11 +299,8 @@ def _kind_of(source: str, handlers: Sequence[Handler]) -> str:
     return handlers[0].kind if handlers else "peer"  # an offline source had a session
 
 
-# Reads the counts of each tool for digests: the tools called since the last one, or those called most.
-#
 # A row costs some microseconds, for the quantiles. So a digest has a bounded number of them; the others follow in later
 # digests.
-
 
 ToolRow: TypeAlias = tuple[str, str, int, int, float | None, float | None, float | None]
 """Source, name, calls, those that failed, median and 95th percentile of the seconds, when the last one ended."""
@@ -567,7 +558,7 @@ class DigestFeed:
 
     async def _build_all(self) -> None:
         try:
-            while self._is_watched():
+            while bool(self.watchers) or time.monotonic() - self._requested_at < LINGER_SECONDS:
                 await self._pause()
                 try:
                     await self._readings.prepare()
@@ -585,9 +576,6 @@ class DigestFeed:
             self._frames.clear()
             self._last = None
             self._sessions, self._sources = KnownRows(), KnownRows()
-
-    def _is_watched(self) -> bool:
-        return bool(self.watchers) or time.monotonic() - self._requested_at < LINGER_SECONDS
 
     async def _pause(self) -> None:
         """Waits until the next digest is due."""

@@ -61,9 +61,6 @@ from toolbus.parts.models.loop.tool_source import ToolSource, source_of
 from toolbus.protocol.tool import MIB, Tool
 from toolbus.sdk.incoming_calls import context_text
 
-# Looks up the tools that are assigned to participants, and reports those that do not exist.
-
-
 _MAX_HINTS = 4  # misspelt names of a run for which the nearest is looked up: that takes up to 5 ms each
 _RULE = "no tool of that name is offered to councils: it is misspelt, stopped, revoked or not council_eligible"
 
@@ -118,9 +115,6 @@ def _hint(name: str, tools: Mapping[str, AvailableTool]) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
-# Retains the last run of each chat, to be reused for a regenerated reply if nothing it depends on has changed.
-
-
 MAX_CHATS = 1000
 MAX_CHARACTERS = 32 * MIB  # of all runs; the newest stays even if it has more
 
@@ -166,9 +160,6 @@ def _plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return value if value is None or isinstance(value, str | int | float) else repr(value)
-
-
-# Writes the text of a run for the main model, and collects the results that the host stores by name.
 
 
 HEADING = "## Council Deliberation"

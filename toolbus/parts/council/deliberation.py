@@ -175,11 +175,8 @@ def _key_text(key: tuple[str, str]) -> str:
     return shorten(" ".join(key), 160)
 
 
-# Stores the results of a council in earlier turns of each chat, in memory, for the main model.
-#
 # Members do not get their own earlier results, since models repeat their own texts. The main model gets them, as a
 # block beside the deliberation.
-
 
 MAX_ENTRY_CHARACTERS = 4000
 MAX_ENTRIES_PER_CHAT = 200
@@ -313,9 +310,6 @@ def _truncated(text: str) -> str:
     return text if len(text) <= MAX_ENTRY_CHARACTERS else f"{text[:MAX_ENTRY_CHARACTERS].rstrip()}\n[truncated]"
 
 
-# Notifies a host of the events of a council's run. A run waits only until a timeout for the host's handler.
-
-
 log = logging.getLogger("toolbus.extension")
 
 
@@ -428,9 +422,6 @@ async def notify(on_event: OnEvent | None, event: CouncilEvent, seconds: float) 
         log.warning("on_event of a council was cancelled at %s", type(event).__name__)
     except Exception:
         log.exception("on_event of a council failed at %s", type(event).__name__)
-
-
-# Selects the messages for tools: the scene as system messages, then the newest messages, as texts.
 
 
 _TEXT_PARTS = (None, "text", "input_text", "output_text")  # as the providers call them; some do not

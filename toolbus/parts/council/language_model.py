@@ -96,7 +96,6 @@ def completion_of(answer: object) -> Completion:
 # Models differ in what they accept even behind one API: reasoning models refuse a temperature, older servers a forced
 # function. A refused option is left out from then on; the question can be answered without it.
 
-
 # Dialect → option → its place in a request. Anthropic's models refuse temperature and top_p together, and the
 # newest both of them; Ollama cannot force a function.
 _PLACES: dict[str, dict[str, str]] = {

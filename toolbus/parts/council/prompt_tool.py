@@ -200,10 +200,7 @@ def identity(member: Member) -> str:
     return "\n".join(lines)
 
 
-# Reads prompt tools from JSON and TOML files, in the spelling of this package or of other hosts; ten are bundled.
-#
 # A broken tool or file is ignored and reported; the others are read.
-
 
 _MAX_FILE = 1 * MIB
 _SUFFIXES = (".json", ".toml")

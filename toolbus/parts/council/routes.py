@@ -46,11 +46,8 @@ if TYPE_CHECKING:
     from toolbus.parts.council.service import CouncilService, Start
 
 
-# Defines the request and response bodies of the council's endpoints.
-#
 # Request bodies use snake_case, as everywhere in the gateway. Records of a run, its tools and its events use camelCase,
 # as hosts of role-play systems know them.
-
 
 MAX_MEMBERS = 100  # of a run
 MAX_DEPTH = 16  # of members and settings

@@ -43,8 +43,6 @@ from toolbus.parts.council.sidecar import sidecar_model
 from toolbus.parts.models.dialects.wire_names import NameRule
 from toolbus.protocol.tool import MIB
 
-# Defines the records of a council's run: its request, and the finished run for retries.
-
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
@@ -106,9 +104,6 @@ class FinishedRun:
         return sum(map(len, texts)) + self.deliberation.characters
 
 
-# Delivers the events of councils to one watcher, which may read slowly.
-
-
 MAX_WAITING = 100  # events that one watcher has not read yet
 LOST = "COUNCIL_EVENTS_LOST"
 
@@ -138,11 +133,8 @@ class Watcher(Mailbox[Mapping[str, Any]]):
         return super().put(item) if self._chat_id in ("", item["chatId"]) else 0
 
 
-# Reads the file that gives a bus its council: members and settings, the sidecar model, prompt tools.
-#
-# TOML or JSON. `council_settings.py` reads members and settings, `sidecar.py` the model's settings. The model's API key
-# comes from the environment and never from a file.
-
+# The file is TOML or JSON. `settings.py` reads members and settings, `sidecar.py` the model's settings. The model's API
+# key comes from the environment and never from a file.
 
 _SIDECARS = ("sidecar", "sidecarSettings", "sidecar_settings")
 _TOOLS_SETTINGS = ("toolsSettings", "tools_settings")

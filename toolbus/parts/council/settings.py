@@ -24,7 +24,6 @@ from toolbus.protocol.tool import KIB, MAX_TIMEOUT_SECONDS
 #
 # They include the defaults of `CouncilSettings` and `SidecarSettings`.
 
-
 # -- settings: their defaults ----------------------------------------------------------------------------------------
 
 TOOL_SECONDS = 30.0  # for each tool, instead of the tool's own timeout
@@ -78,10 +77,7 @@ def plan_tokens(timeout_seconds: float, max_tokens: int) -> int:
     return min(max_tokens, max(LEAST_PLAN_TOKENS, int(timeout_seconds * PLAN_TOKENS_PER_SECOND)))
 
 
-# Defines the settings of the sidecar model: its server, its name and its sampling options.
-#
 # Settings never have an API key, since every client can read them.
-
 
 log = logging.getLogger("toolbus.extension")
 
@@ -179,9 +175,6 @@ _SETTINGS: Keys = {
     **{name: (name, read) for name, read in _SIDECAR_RULES.items()},
     "connection_profile_id": ("connection", _connection),
 }
-
-
-# Defines a member of a council: its description, its tools, and its chance of taking part in a run.
 
 
 DEFAULT_GENDER_IDENTITY = 3  # 0 feminine, 1 masculine, 2 neutral, 3 any
@@ -390,16 +383,8 @@ def _member(reader: Reader) -> Member:
     return Member(**values)
 
 
-def _members(reader: Reader) -> tuple[Member, ...]:
-    return tuple(_member(each) for each in reader.items())
-
-
 def _retention(reader: Reader) -> Mapping[str, int]:
     return MappingProxyType({tool: each.whole(0, MAX_RETENTION) for tool, each in reader.entries().items()})
-
-
-def _milliseconds(reader: Reader) -> float:
-    return reader.number(0, MAX_TIMEOUT_SECONDS * 1000) / 1000
 
 
 _seconds = partial(Reader.number, least=0, most=MAX_TIMEOUT_SECONDS)
@@ -420,12 +405,12 @@ _IGNORED = ("", Reader.text)  # known to the hosts and of no meaning here: not r
 
 _TOOLS: Keys = {
     **{name: (name, read) for name, read in _RULES.items()},
-    "timeout_ms": ("timeout_seconds", _milliseconds),
+    "timeout_ms": ("timeout_seconds", lambda reader: reader.number(0, MAX_TIMEOUT_SECONDS * 1000) / 1000),
     **dict.fromkeys(("enabled", "sidecar"), _IGNORED),
 }
 _TOP: Keys = {
     **_TOOLS,
-    "members": ("members", _members),
+    "members": ("members", lambda reader: tuple(_member(each) for each in reader.items())),
     "tools_settings": ("tools_settings", Reader.entries),
     **dict.fromkeys(("council_mode", "sidecar_settings"), _IGNORED),
 }

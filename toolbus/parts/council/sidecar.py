@@ -39,8 +39,6 @@ from toolbus.parts.models.loop.endpoint import Endpoint, check_endpoint
 from toolbus.protocol.tool import KIB, MIB, Tool
 from toolbus.sdk.generation import Generate, GenerationRequest
 
-# Asks the model behind an endpoint of the tool loop one question at a time, for every provider.
-
 
 class EndpointModel:
     """Answers questions with the model of an endpoint, and remembers the options that it refuses.

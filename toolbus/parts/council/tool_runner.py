@@ -33,11 +33,8 @@ from toolbus.parts.council.settings import (
 from toolbus.parts.models.loop.tool_source import ToolSource
 from toolbus.protocol.tool import CallError, Result, Tool, dump_arguments
 
-# Plans the arguments of a tool that a council runs: a model writes them, and they are coerced to the schema.
-#
 # One question with a forced function, at most one more for missing arguments. Small models and servers without function
 # calling answer in text, so arguments are also read from text.
-
 
 FUNCTION = "call_tool"
 

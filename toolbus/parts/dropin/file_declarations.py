@@ -37,11 +37,8 @@ from toolbus.parts.dropin.file_result import answering
 from toolbus.protocol.json_schema import SchemaFault, normal_form
 from toolbus.protocol.tool import level_of
 
-# Builds `env`, the second parameter of `execute(args, env)`: the user whom a call is made for, and where.
-#
 # All of it comes from the host's context of the call, nothing from the arguments, so a model cannot claim to be another
 # user. It is read-only.
-
 
 _KINDS = ("plugins", "tools", "recent_calls", "stats")
 

@@ -29,8 +29,6 @@ from toolbus.processes.supervisor import Command, PluginReport, ReportKind, Rest
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, MIB
 from toolbus.protocol.tool import NAME as NAME_RULE
 
-# Holds the state of a folder's sources: the plan of each, and the process that carries it out.
-
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
@@ -114,11 +112,7 @@ class GroupProcess:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-# Checks grants against the machine: which are not available or have no effect, and which limit ended a process.
-#
 # The manifest itself is valid then. These facts may change without it.
-
-
 def unavailable(grants: FileGrants) -> str:
     """Returns why a granted path cannot be written now; empty if all can be."""
     for path in grants.write:

@@ -29,11 +29,8 @@ from toolbus.common.text import quote
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import is_source
 
-# Reads what the manifest grants to one file: paths, hosts, secrets and limits, each checked.
-#
 # A grant is never a pattern, reaches only what it names, and never the tools themselves. Of the file system it
 # reads only symbolic links.
-
 
 FILE = "_manifest.json"
 EXTENSION = "spindle.json"  # makes a folder in the folder an extension

@@ -42,7 +42,6 @@ from toolbus.protocol.tool import MIB, is_source
 # It starts nothing and waits for nothing. Grants that are not available now, of a path in a folder that does not exist
 # for example, are left out; `FolderReader.unavailable_grants` says when it is worth reading again.
 
-
 _USES_SPINDLE = re.compile(rb"\bspindle\s*(?:\?\.|[.\[])")  # an extension, which has a scope of its own
 
 MAX_CODE_BYTES = 4 * MIB  # of a file that are read for its fingerprint, in the process of the bus
@@ -201,12 +200,9 @@ def read_code(path: Path, limit: int = MAX_CODE_BYTES) -> bytes:
     return content if len(content) < limit else content + repr((status.st_size, status.st_mtime_ns)).encode()
 
 
-# Watches a folder of tool files, and yields whenever what it offers may have changed.
-#
 # The system reports most changes within a fraction of a second. The files are also checked each second: targets of
 # links change, and some file systems report nothing. A folder that is deleted, replaced or created again is followed;
 # a missing one is reported twice, since it may be about to be replaced.
-
 
 SETTLE_MS = 60  # without an event before the folder is checked: editors write a file in several steps
 POLL_MS = 1000

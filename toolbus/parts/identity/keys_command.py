@@ -375,9 +375,6 @@ def _is_old(key: KeyRecord, issuing: str) -> bool:
     return bool(issuing) and key.root != issuing
 
 
-# Implements ``toolbus keys show`` and ``export``: what a credential file holds, without secrets, and as PEM files.
-
-
 SHOW_EPILOG = epilog(
     ("toolbus keys show chat.toolbus", "toolbus keys show chat.toolbus --json"),
     """

@@ -326,9 +326,6 @@ class IndexCache:
         return index
 
 
-# Declares the tool `search_tools`, by which a model finds tools that it is not offered, and reads its arguments.
-
-
 SEARCH_TOOLS = "search_tools"
 REQUEST_TOOL_INJECTION = "request_tool_injection"
 _MEANINGS = {

@@ -19,12 +19,9 @@ from toolbus.errors import InvalidRequest
 from toolbus.protocol.tool import Result
 from toolbus.sdk import ToolScope, llm_tool
 
-# Changes levels of the log at run time, for a while: each is restored by a timer.
-#
 # Only loggers of toolbus: at debug others may log contents. Levels belong to the process, so a bus restores those
 # that it changed when it stops. Where several buses of one process change a level, the newest change is in force, and
 # the end of the last change restores the level from before.
-
 
 ROOT = "toolbus"
 LEVELS = ("debug", "info", "warning", "error")
@@ -144,11 +141,8 @@ def _name(level: int) -> str:
     return logging.getLevelName(level).lower()
 
 
-# Finds the output of plugins: in this process's supervisors, and in those that are attached.
-#
 # A supervisor of another process is a peer `run.HOST.PID-ID` with tools for operators; those of the bus itself are
 # called directly. The policy has decided who may read output before a tool of the bus runs.
-
 
 ANSWER_SECONDS = 5.0  # for a supervisor to answer: one that hangs delays the whole table
 MAX_SUPERVISORS = 200  # that one request calls

@@ -6,16 +6,198 @@ Its code is loaded by the first request, so a bus that is not scraped does not p
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
+import resource
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from toolbus.bus.core import Core, Room
+from toolbus.bus.metrics.call_counts import CallCounts, Snapshot, outcome_of
+from toolbus.bus.operators.admin_tools import ATTACHED, STATES, handlers_of, state_of
 from toolbus.bus.web_paths import Message, Receive, Send
+from toolbus.common.version import VERSION
+from toolbus.parts.observability.exposition import BOUNDS, Durations, Exemplar, Family, Kind, Sample
 from toolbus.parts.observability.traces_room import TracesRoom
 
-if TYPE_CHECKING:
-    from toolbus.parts.observability.bus_metrics import BusMetrics
+MAX_SOURCES = 1_000  # with series of their own; the rest is `other`
+MAX_KEYS = 1_000  # identities whose keys are shown
+MAX_CALLS = 20_000  # in flight, whose sources are looked up; the rest is `other`
+OTHER = "other"
+
+_NO_LABELS: Mapping[str, str] = {}
+
+
+class BusMetrics:
+    """The metrics of one bus.
+
+    Args:
+        dropped_spans: returns how many spans were not exported.
+    """
+
+    def __init__(self, core: Core, dropped_spans: Callable[[], int]) -> None:
+        self._core = core
+        self._dropped_spans = dropped_spans
+
+    def families(self) -> list[Family]:
+        """Returns all metrics as they are now."""
+        return [*self._calls(), *self._catalog(), *self._streams(), *self._loop(), *self._identities(), *_process()]
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def _calls(self) -> Iterator[Family]:
+        core, metrics = self._core, self._core.metrics
+        tools = metrics.with_series()
+        shown: list[tuple[CallCounts, Snapshot]] = [(counts, counts.series) for counts in tools]
+        shown += ((counts, counts) for counts in (metrics.others, metrics.unknown) if counts.calls)
+        ended, durations = [], []
+        for counts, values in shown:
+            labels = {"source": counts.source, "tool": counts.name}
+            ended += [Sample(number, labels | {"outcome": name}) for name, number in values.outcomes.items()]
+            cumulative = values.cumulative(BOUNDS)
+            if cumulative[-1]:
+                examples = self._exemplars(counts)
+                durations.append(Durations(labels, cumulative[:-1], cumulative[-1], values.seconds, examples))
+        yield Family("toolbus_calls", "counter", "Calls that ended, by tool and by how they ended.", ended)
+        text = "How long callers waited for calls that were sent; sampled where many end in one message."
+        yield Family("toolbus_call_duration_seconds", "histogram", text, durations)
+        in_flight, stuck = core.dispatcher.in_flight.count_by_source(MAX_CALLS)
+        if rest := core.dispatcher.in_flight.active - in_flight.total():
+            in_flight[OTHER] += rest
+        yield _gauge("toolbus_calls_in_flight", "Calls whose callers wait, by the tool's source.", _top(in_flight))
+        text = "Calls that ended for their callers and that their handlers have not confirmed, by source."
+        yield _gauge("toolbus_calls_stuck", text, _top(stuck))
+        yield _counter("toolbus_late_results", "Results that came after their calls had ended.", core.records.late)
+        refused = [Sample(number, {"why": outcome_of(code)}) for code, number in sorted(metrics.refused.items())]
+        yield Family("toolbus_refused", "counter", "Calls that were not sent, by the code of the error.", refused)
+
+    def _exemplars(self, counts: CallCounts) -> dict[int, Exemplar] | None:
+        if not counts.exemplars:
+            return None
+        began = self._core.records.began
+        exemplars: dict[int, Exemplar] = {}
+        for trace_id, seconds, ended in sorted(counts.exemplars.values(), key=lambda each: each[2]):
+            index = next((index for index, bound in enumerate(BOUNDS) if seconds <= bound), len(BOUNDS))
+            exemplars[index] = Exemplar(trace_id, round(seconds, 6), round(began + ended, 3))
+        return exemplars
+
+    # -- catalog and streams -----------------------------------------------------------------------------------------
+
+    def _catalog(self) -> Iterator[Family]:
+        core = self._core
+        registry, presence = core.registry, core.presence
+        states = Counter(dict.fromkeys(STATES, 0))
+        states.update(map(state_of, presence.sessions.values()))
+        yield _gauge("toolbus_sessions", "Sessions of peers, by state.", _by("state", states))
+        counts = registry.count_states()
+        yield _gauge("toolbus_tools", "Tools in all roles, by state.", _by("state", counts))
+        names = dict.fromkeys((*registry.sources(), *presence.lost_sources))
+        up = {
+            name: float(state_of(*handlers_of(core, name)) == ATTACHED) for name in itertools.islice(names, MAX_SOURCES)
+        }
+        yield _gauge("toolbus_source_up", "1 where the tools of a source can be called, else 0.", _by("source", up))
+
+    def _streams(self) -> Iterator[Family]:
+        core = self._core
+        traffic, sessions = core.presence.traffic, core.presence.sessions
+        frames, items = (
+            {"in": traffic.frames_in, "out": traffic.frames_out},
+            {"in": traffic.items_in, "out": traffic.items_out},
+        )
+        yield Family("toolbus_frames", "counter", "Messages on streams.", _by("direction", frames))
+        text = "Calls and results in the messages of streams."
+        yield Family("toolbus_frame_items", "counter", text, _by("direction", items))
+        yield _gauge("toolbus_held_bytes", "Bytes of arguments of calls in flight.", core.dispatcher.in_flight.held)
+        pool = next((peer.outbox.pool for peer in sessions.values()), None)
+        yield _gauge("toolbus_waiting_bytes", "Bytes that peers have not read yet.", pool.bytes if pool else 0)
+        yield _gauge("toolbus_watchers", "Who follows changes of the catalog over HTTP.", core.signals.watching)
+
+    # -- the bus itself ----------------------------------------------------------------------------------------------
+
+    def _loop(self) -> Iterator[Family]:
+        core = self._core
+        yield Family("toolbus_build", "info", "The version of toolbus.", [Sample(1, {"version": VERSION})])
+        yield _gauge("toolbus_loop_lag_seconds", "How late the bus's clock ticked last.", core.stalls.lag)
+        text = "Time of the sweeps that end calls whose deadlines have passed."
+        sweeps = core.metrics.sweeps
+        yield Family(
+            "toolbus_sweep_seconds", "summary", text, [Durations(_NO_LABELS, (), sweeps.count, sweeps.seconds)]
+        )
+        yield _counter(
+            "toolbus_audit_lines", "The number of the newest line of the audit.", (core.audit.head or (0,))[0]
+        )
+        yield _counter("toolbus_audit_lost", "Lines of the audit that were not written.", core.audit.lost)
+        yield _counter("toolbus_spans_dropped", "Spans that no collector got.", self._dropped_spans())
+
+    def _identities(self) -> Iterator[Family]:
+        core = self._core
+        calls, limited = core.metrics.identity_calls, core.metrics.identity_limited
+        yield Family(
+            "toolbus_identity_calls", "counter", "Calls that were sent for an identity.", _top(calls, "identity")
+        )
+        text = "Calls of an identity that its quota refused."
+        yield Family("toolbus_identity_limited", "counter", text, _top(limited, "identity"))
+        if core.keyring is None:
+            return
+        now = time.time()
+        left: dict[str, float] = {}  # of the key that lasts longest
+        for key in core.keyring.keys.values():
+            if not key.revoked:
+                left[key.identity] = max(left.get(key.identity, 0.0), key.expires - now)
+        finite = {name: round(max(0.0, seconds), 1) for name, seconds in left.items() if seconds < float("inf")}
+        text = "Seconds until the last key of an identity expires; identities whose key never does are left out."
+        yield _gauge(
+            "toolbus_key_expires_seconds", text, _by("identity", dict(itertools.islice(finite.items(), MAX_KEYS)))
+        )
+
+
+def _by(label: str, values: Mapping[str, float]) -> list[Sample]:
+    return [Sample(value, {label: name}) for name, value in values.items()]
+
+
+def _top(counts: Counter[str], label: str = "source") -> list[Sample]:
+    most = counts.most_common(MAX_SOURCES)
+    rest = counts.total() - sum(number for _, number in most)
+    return _by(label, dict(most) | ({OTHER: rest} if rest else {}))
+
+
+def _gauge(name: str, text: str, values: float | list[Sample]) -> Family:
+    return _family(name, "gauge", text, values)
+
+
+def _counter(name: str, text: str, value: float) -> Family:
+    return _family(name, "counter", text, value)
+
+
+def _family(name: str, kind: Kind, text: str, values: float | list[Sample]) -> Family:
+    return Family(name, kind, text, values if isinstance(values, list) else [Sample(values, _NO_LABELS)])
+
+
+def _process() -> Iterator[Family]:
+    """Yields the metrics of the process, under the names of Prometheus' clients."""
+    times = os.times()
+    cpu = round(times.user + times.system, 2)
+    yield _counter("process_cpu_seconds", "Processor time of the bus, of users and of the system.", cpu)
+    try:
+        fields = Path("/proc/self/stat").read_text("ascii").rpartition(")")[2].split()
+        boot = next(line for line in Path("/proc/stat").read_text("ascii").splitlines() if line.startswith("btime"))
+        open_fds = len(os.listdir("/proc/self/fd"))
+    except (OSError, StopIteration):
+        return  # not Linux
+    started = float(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    yield _gauge("process_start_time_seconds", "When the bus's process began, in seconds since the epoch.", started)
+    yield _gauge("process_virtual_memory_bytes", "Virtual memory of the bus.", int(fields[20]))
+    yield _gauge(
+        "process_resident_memory_bytes", "Resident memory of the bus.", int(fields[21]) * resource.getpagesize()
+    )
+    yield _gauge("process_open_fds", "Open file descriptors of the bus.", open_fds)
+    yield _gauge(
+        "process_max_fds", "How many file descriptors the bus may open.", resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    )
+
 
 log = logging.getLogger("toolbus.metrics")
 
@@ -56,7 +238,7 @@ class MetricsRoom(Room):
         from toolbus.parts.observability.exposition import content_type_for, write
 
         if self._metrics is None:
-            from toolbus.parts.observability.bus_metrics import BusMetrics
+            from toolbus.parts.observability.metrics_room import BusMetrics
 
             self._metrics = BusMetrics(self.core, self._dropped_spans)
         content_type = content_type_for(accept)

@@ -9,17 +9,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from toolbus.bus.loopback import mask
-from toolbus.common.reader import Reader
 from toolbus.common.setting import NUMBER, WHOLE, ValueKind, check_settings, setting
 from toolbus.errors import SetupError
 from toolbus.protocol.limits import MAX_SPANS_PER_SECOND
 
 TRACES_PATH = "/v1/traces"  # of OTLP over HTTP
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")  # first one wins
-
-
-def _url_or_off(reader: Reader) -> str | None:
-    return None if reader.value == "off" else reader.text()
 
 
 def _check_collector(name: str, url: str | None) -> None:
@@ -53,7 +48,7 @@ class TraceSettings:
 
     traces: str | None = setting(
         None,
-        ValueKind(_url_or_off),
+        ValueKind(lambda reader: None if reader.value == "off" else reader.text()),
         "the URL of a collector of OpenTelemetry that gets [spans of calls](../start/traces.md), by OTLP over HTTP; "
         "`/v1/traces` is added if it has no path. Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or "
         "`OTEL_EXPORTER_OTLP_ENDPOINT`, of which one that the bus cannot use is ignored with a warning; `off` sends no "

@@ -38,11 +38,8 @@ from toolbus.protocol.json_schema import CHECKS, LISTS, MAPS, SINGLE, SchemaFaul
 from toolbus.protocol.limits import KIB
 from toolbus.protocol.tool import Annotations, Tool
 
-# Turns the schemas of an OpenAPI document into JSON Schema, with what they refer to as `$defs`.
-#
 # A schema of OpenAPI 3.0 is written anew (`nullable`, `example`, bounds that are true or false), one of 3.1 is JSON
 # Schema already. References stay references, so that a schema which contains itself needs no special care.
-
 
 MAX_DEPTH = 48  # a bus takes 64 levels, and the tool's own schema is around these
 MAX_NODES = 10_000  # of one tool, as a bus counts them

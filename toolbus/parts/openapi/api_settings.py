@@ -25,10 +25,7 @@ from toolbus.parts.openapi.operations import HEADER_NAME, SAFE_METHODS, FoundOpe
 from toolbus.protocol.limits import MIB
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, SOURCE
 
-# Maps the security schemes of a document to credentials of the operator: where each goes in a request.
-#
 # Credentials are read when a request is sent. They are in no schema, log or error, and models never see them.
-
 
 log = logging.getLogger("toolbus.openapi.api_settings")
 

@@ -24,7 +24,6 @@ from toolbus.protocol.limits import MIB
 # PyYAML itself crashes the process where a document is nested too deep, and computes without end on a few lines of
 # merges.
 
-
 MAX_DEPTH = 200  # of collections, one in another
 MAX_MERGED = 200_000  # members that merges (`<<`) copy into mappings
 

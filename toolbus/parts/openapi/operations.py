@@ -26,9 +26,6 @@ from toolbus.parts.openapi.document import (
 )
 from toolbus.protocol.tool import MAX_NAME
 
-# Reads the body of a request: which of its media types is sent, and how its fields are written.
-
-
 JSON, FORM, MULTIPART, TEXT, BYTES = "json", "form", "multipart", "text", "bytes"
 QUERY_STYLES = ("form", "spaceDelimited", "pipeDelimited", "deepObject")
 

@@ -21,8 +21,8 @@ from tests.parts.console.top.digests import (
 )
 from tests.support.waiting import within
 from toolbus.errors import Code, RequestError
+from toolbus.parts.console.top.command import FrameSettings, print_frames
 from toolbus.parts.console.top.digest_reader import BusLost, DigestReader, ReaderTimings
-from toolbus.parts.console.top.frames import FrameSettings, print_frames
 from toolbus.parts.console.top.table import Selection
 from toolbus.sdk import Host
 

@@ -47,7 +47,7 @@ def test_without_a_bus_the_exit_code_is_3(unused_address: str) -> None:
 
 
 def test_frames_and_other_commands_do_not_load_textual() -> None:
-    script = "import sys, toolbus.cli.command_line, toolbus.parts.console.top.frames; print('textual' in sys.modules)"
+    script = "import sys, toolbus.cli.command_line, toolbus.parts.console.top.command; print('textual' in sys.modules)"
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
     )

@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes import toolbus
 from toolbus.parts.mcp.client.files import OwnMounts
 from toolbus.parts.mcp.commands.mcp_clients import McpClientName, client_files
-from toolbus.parts.mcp.commands.mount_import import files_to_import, find_servers
+from toolbus.parts.mcp.commands.mount_command import files_to_import, find_servers
 
 HOME, PROJECT = Path("/home/ada"), Path("/src/app")
 

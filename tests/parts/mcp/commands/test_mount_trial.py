@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import toolbus
-from toolbus.parts.mcp.commands import mount_trial
+from toolbus.parts.mcp.commands import mount_command
 
 
 @pytest.mark.parametrize("remote", [True, False])
@@ -23,7 +23,7 @@ async def test_a_server_elsewhere_is_not_waited_for_once_it_is_down_and_others_a
         mount.update(state=state, last_error="cannot be reached" if state == "restarting" else mount["last_error"])
         return {"mounts": [dict(mount)], "refused": {}}
 
-    answer = await mount_trial.settled(look, remote=remote, down_seconds=0.0)
+    answer = await mount_command.settled(look, remote=remote, down_seconds=0.0)
     assert answer["mounts"][0]["state"] == ("restarting" if remote else "live")
 
 

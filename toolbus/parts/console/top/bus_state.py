@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-# Remembers how a count grew: its rate over the last seconds, and its course over the last minute.
-
-
 WINDOW = 5.0  # seconds: shorter, and two calls a minute would look like a burst
 STEP = 4.0  # seconds of one bar of a course
 BARS = 15  # of a course: a minute

@@ -113,9 +113,6 @@ class DigestReader:
         return call.result()
 
 
-# Follows a bus: holds what its digests say, what time it is there, and since when it does not answer.
-
-
 class ConnectionLoss(NamedTuple):
     """Why a bus does not answer, and since when, in seconds since the epoch."""
 

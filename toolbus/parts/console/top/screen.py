@@ -7,9 +7,9 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
@@ -25,20 +25,81 @@ from toolbus.cli import terminal
 from toolbus.common.text import clean_chunk, clean_line
 from toolbus.errors import RequestError
 from toolbus.parts.console.top import details, header
-from toolbus.parts.console.top.acts import Act, cancel_of, drain_of
 from toolbus.parts.console.top.details import Fact
 from toolbus.parts.console.top.digest_reader import DigestReader, LiveState, ReaderTimings
 from toolbus.parts.console.top.header import ViewTab
-from toolbus.parts.console.top.lines import CallLine
 from toolbus.parts.console.top.row_list import ColumnHeads, RowList
 from toolbus.parts.console.top.table import Selection, View, select
-from toolbus.parts.console.top.views import SOURCES, TOOLS, VIEWS
+from toolbus.parts.console.top.views import SOURCES, TOOLS, VIEWS, CallLine
+from toolbus.sdk import Host
 
-if TYPE_CHECKING:
-    from toolbus.sdk import Host
+Row: TypeAlias = Mapping[str, Any]
 
 
-# Asks and shows what needs a window of its own: details, the keys, the name of what an act is done to.
+class Notice(NamedTuple):
+    """What is said of an act that was tried."""
+
+    title: str
+    text: str
+    severity: Literal["information", "warning", "error"] = "information"
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What an operator does to what a line shows.
+
+    Attributes:
+        verb: what it does, for a heading: `Drain`.
+        name: of what it is done to, as the bus sent it; it is typed before.
+        warning: what comes of it.
+        failed: the title where nothing came of it.
+        tool, arguments: what is called.
+        told: what is said of the answer.
+    """
+
+    verb: str
+    name: str
+    warning: str
+    failed: str
+    tool: str
+    arguments: Row
+    told: Callable[[Row], Notice]
+
+    async def carry_out(self, host: Host) -> Notice:
+        """Does it; returns what came of it."""
+        result = await host.call(self.tool, dict(self.arguments))
+        if result.is_error:
+            text = result.error.message if result.error is not None else result.text
+            return Notice(self.failed, clean_line(text), "error")
+        return self.told(result.output)
+
+
+def drain_of(source: str) -> Act:
+    """Returns the drain of a source."""
+    name = clean_line(source)
+    failed = f"{name} was not drained"
+
+    def told(answer: Row) -> Notice:
+        if not answer["sessions"]:
+            return Notice(failed, "it has no session", "warning")
+        return Notice(f"draining {name}", f"sessions: {answer['sessions']}")
+
+    warning = (
+        "Its sessions take no new calls, finish those in flight and close. The plugin does not come back by itself."
+    )
+    return Act("Drain", source, warning, failed, "toolbus:drain", {"source": source}, told)
+
+
+def cancel_of(call: Row) -> Act:
+    """Returns the cancelling of a call that runs."""
+    name = clean_line(str(call.get("name", "")))
+
+    def told(answer: Row) -> Notice:
+        return Notice(f"the call of {name} is cancelled", f"caller: {clean_line(str(answer['caller']))}")
+
+    warning = "Its caller gets the error CANCELLED at once. The tool may have done a part of its work."
+    arguments = {"id": str(call.get("id", ""))}
+    return Act("Cancel", name, warning, f"the call of {name} was not cancelled", "toolbus:cancel_call", arguments, told)
 
 
 KEYS = (

@@ -32,7 +32,6 @@ from typing import Any
 # everything that they use, builtins included: a tool can replace what is in a module, and cannot reach a closure.
 # They compare exact types only and call no method of an argument, which may be of a tool's own class.
 
-
 Check = Callable[[tuple[Any, ...]], str]
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -244,11 +243,8 @@ def _database_check(allowed: Allowed) -> Check:
     return check
 
 
-# Checks the audit events about sockets: TCP connections to what is granted are allowed, everything else is denied.
-#
 # Landlock knows ports but not addresses, and no protocol besides TCP; here both are checked. Checks are closures for
 # the reason that `file_checks` gives.
-
 
 NETWORK_FIX = 'grant it in _manifest.json, under "connect" of this tool file\'s entry'
 

@@ -152,12 +152,9 @@ def _restrict(rules: Rules) -> tuple[int, str]:
         return 0, error.strerror or str(error)
 
 
-# Chooses the environment of a sandboxed process, and which secrets its tools may read.
-#
 # A variable that a process starts with stays readable in ``/proc/PID/environ`` for as long as it lives, also after it
 # was removed from `os.environ`. So neither secrets nor the token are part of that environment: they come with the
 # `ProcessPlan`.
-
 
 _ADDED = {
     "PYTHONDONTWRITEBYTECODE": "1",

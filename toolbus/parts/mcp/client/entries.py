@@ -284,10 +284,6 @@ def _secret(reader: Reader) -> str:
         raise SetupError(f"{reader.place} holds half of a surrogate pair: replace that character", reader.loc) from None
 
 
-def _args(reader: Reader) -> tuple[str, ...]:
-    return tuple(_scalar(item) for item in _container(reader).items())
-
-
 def _container(reader: Reader) -> Reader:
     """Checks that a value is a list or an object; the error does not show the value."""
     if not isinstance(reader.value, list | Mapping):
@@ -347,7 +343,7 @@ OWN_KEYS: Keys = {
 ENTRY_KEYS: Keys = {
     "type": ("type", Reader.text),
     "command": ("command", _secret),
-    "args": ("args", _args),
+    "args": ("args", lambda reader: tuple(_scalar(item) for item in _container(reader).items())),
     "env": ("env", _env),
     "cwd": ("cwd", Reader.text),
     "url": ("url", _secret),

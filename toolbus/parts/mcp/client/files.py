@@ -244,11 +244,8 @@ class MountsFollower:
         """Yields the content of the files whenever one of them has changed."""
         while True:
             await asyncio.sleep(seconds)
-            if self._has_changed():  # some microseconds
+            if any(self._stamps.get(path) != stamp_of(path) for path in self._files):  # some microseconds
                 yield await asyncio.to_thread(self._read)
-
-    def _has_changed(self) -> bool:
-        return any(self._stamps.get(path) != stamp_of(path) for path in self._files)
 
     def _read(self) -> ConfiguredMounts:
         for path in self._files:

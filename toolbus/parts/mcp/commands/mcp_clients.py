@@ -14,8 +14,6 @@ from typing import Any
 
 from toolbus.cli import terminal
 
-# Knows where MCP clients store the servers that they use: Claude Desktop, Claude Code, VS Code, Cursor.
-
 
 class McpClientName(StrEnum):
     """A client whose files are known."""

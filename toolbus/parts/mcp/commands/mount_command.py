@@ -6,19 +6,290 @@ server once itself, to show its tools.
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import fcntl
+import functools
+import itertools
+import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toolbus.bus.storage.store import LOCK, Store
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusOption, BusTarget, JsonOption
+from toolbus.cli.bus_client import BusOption, BusTarget, JsonOption, with_host
 from toolbus.cli.data_directory import DataDirOption
 from toolbus.cli.help_text import epilog
+from toolbus.common.reader import Reader
+from toolbus.common.text import shorten
+from toolbus.errors import SetupError
+from toolbus.parts.mcp.client.entries import ENTRY_KEYS, is_restriction, mount_name, read_entry, switched_off
+from toolbus.parts.mcp.client.files import MAX_MOUNTS, TABLES, load_document
+from toolbus.parts.mcp.commands.mcp_clients import McpClientName, client_files
+from toolbus.parts.mcp.commands.mounts_command import print_mount
+
+if TYPE_CHECKING:
+    from toolbus.sdk import Host
+
+WAIT_SECONDS = 330.0  # an installation may take 300 s
+DOWN_SECONDS = 3.0  # to wait for a server over HTTP that cannot be reached: the bus goes on trying
+LOOK_SECONDS = 0.2
+_SETTLED = ("live", "degraded", "failed", "needs login")
+_GOOD = ("live", "degraded")
+
+
+def show_mounted(name: str, data_dir: Path, bus: BusTarget, *, remote: bool, as_json: bool) -> None:
+    """Prints a mount that was just written, with its tools; ends the command with 1 if its server does not start."""
+    try:
+        if _is_served(data_dir):
+            answer = with_host(bus, lambda host: settled(lambda: _ask(host, name), remote=remote))
+        else:
+            terminal.print_note("no bus runs with this data directory: the server is started once, to show its tools")
+            answer = asyncio.run(_start_once(name, data_dir))
+    except SetupError as error:
+        terminal.fail(str(error))
+    except KeyboardInterrupt:
+        terminal.fail(f"mount {name} is written; `toolbus unmount {name}` removes it", terminal.INTERRUPTED)
+    if as_json:
+        terminal.print_json(answer)
+    if name in answer["refused"]:
+        terminal.fail(answer["refused"][name])
+    [mount] = answer["mounts"]
+    if not as_json:
+        print_mount(mount)
+    if mount["state"] not in _GOOD:
+        for line in answer.get("log", ())[-10:]:
+            terminal.print_note(line)
+        how = f"`toolbus mounts logs {name}` shows why, `toolbus unmount {name}` removes it"
+        if remote and mount["state"] != "needs login":
+            how = (
+                f"start it or correct --url with --replace; the bus goes on trying; `toolbus unmount {name}` removes it"
+            )
+        terminal.fail(f"mount {name} is written, but its server is not ready ({mount['state']}): {how}")
+
+
+def _is_served(data_dir: Path) -> bool:
+    """Tells whether a bus holds the data directory."""
+    try:
+        handle = os.open(data_dir / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+async def _ask(host: Host, name: str) -> dict[str, Any]:
+    result = await host.call("toolbus:mounts", {})
+    if result.is_error:
+        raise SetupError(f"the bus says: {result.text}")
+    answer: dict[str, Any] = result.output
+    if name in {mount["name"] for mount in answer["mounts"]}:
+        answer = (await host.call("toolbus:mounts", {"name": name})).output
+        log = (await host.call("toolbus:mount_logs", {"name": name})).output
+        answer["log"] = log["lines"]
+    return answer
+
+
+async def settled(
+    look: Callable[[], Awaitable[dict[str, Any]]], *, remote: bool, down_seconds: float = DOWN_SECONDS
+) -> dict[str, Any]:
+    """Returns what the bus reports of a mount, as soon as its server runs or has failed.
+
+    Args:
+        remote: whether it is a server over HTTP, which needs no installation.
+        down_seconds: how long to wait for such a server after its first failure.
+    """
+    state = ""
+    clock = asyncio.get_running_loop().time
+    down_since = math.inf
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                answer = await look()
+                mounts = [mount for mount in answer["mounts"] if "declared" in mount]
+                if (answer["refused"] and not mounts) or (mounts and mounts[0]["state"] in _SETTLED):
+                    return answer
+                if remote and mounts and mounts[0]["last_error"]:
+                    down_since = min(down_since, clock())
+                    if clock() - down_since >= down_seconds:
+                        return answer
+                if mounts and mounts[0]["state"] != state and mounts[0]["state"] != "stopped":
+                    state = mounts[0]["state"]
+                    terminal.print_note(f"{state}: {mounts[0]['reason'] or 'the server lists its tools'}")
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        raise SetupError(f"the server is not ready after {WAIT_SECONDS:g} s: see `toolbus mounts`") from None
+
+
+async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
+    """Starts a server without a bus, and ends it; its declarations are stored for the next bus."""
+    from toolbus.bus import Bus
+    from toolbus.bus.config import Config
+    from toolbus.bus.serve_settings import settle
+    from toolbus.parts.mcp.client.files import FILE, MountsFollower, variables_for
+    from toolbus.parts.mcp.client.mounts import Mounts, open_remote
+    from toolbus.parts.mcp.client.offer import MOUNTS, MountManifest
+    from toolbus.parts.mcp.client.room import MountTools
+    from toolbus.parts.mcp.settings import McpConfig
+
+    variables = variables_for(settle({}, os.environ).config.part(McpConfig).mcp_secrets, os.environ)
+    configured = MountsFollower(data_dir / FILE, None, variables).read_first()
+    async with Bus(Config(http="off"), rooms=()) as bus:  # it listens nowhere
+        tools = MountTools(bus.core.audit)
+        tools.configured, tools.file = configured, str(data_dir / FILE)
+        with closing(Store.of(data_dir)) as store:  # locked for a moment only: a bus may start meanwhile
+            store.open()
+            before = store.load(MOUNTS)
+        trial = Store.of(None)
+        trial.write(MOUNTS, before)
+        manifest = MountManifest(trial)
+        mounts = Mounts(bus.core, manifest, functools.partial(open_remote, data_dir))
+        tools.follow(mounts, manifest)
+        try:
+            entry = configured.entries.get(name)
+            await mounts.apply({name: dataclasses.replace(entry, eager=True)} if entry is not None else {})
+            answer = await settled(
+                lambda: asyncio.to_thread(tools.show_mounts, name if entry is not None else ""),
+                remote=entry is not None and entry.is_remote,
+            )
+            return {**answer, "log": [] if entry is None else (await tools.mount_logs(name))["lines"]}
+        finally:
+            await mounts.stop()
+            with suppress(SetupError), closing(Store.of(data_dir)) as store:  # a bus that has started lists it itself
+                store.open()
+                after = trial.load(MOUNTS)
+                store.write(MOUNTS, after, before.keys() - after.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedServer:
+    """A server in a client's file, and what becomes of it.
+
+    Attributes:
+        entry: what is written; its variables stay as they are.
+        why: why it is skipped; "" where it is added.
+    """
+
+    name: str
+    target: str
+    origin: str
+    entry: Mapping[str, Any]
+    why: str = ""
+
+
+class AnyVariable(dict[str, str]):
+    """An environment in which every variable is set: what a bus lacks shows there, not when an entry is written."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns some text."""
+        return "x"
+
+
+def files_to_import(what: str, environment: Mapping[str, str], home: Path, project: Path) -> list[Path]:
+    """Returns the files that an argument of `--import` means: those of a client that exist, or a file.
+
+    Raises:
+        SetupError: the client has no file here.
+    """
+    if what not in tuple(McpClientName):
+        return [Path(what)]
+    files = client_files(McpClientName(what), environment=environment, home=home, project=project)
+    places = [path for path in (files.project, files.user) if path is not None]
+    existing = [path for path in places if path.is_file()]
+    if not existing:
+        raise SetupError(
+            f"{what} has no file of MCP servers here ({' or '.join(map(str, places))}): name a file instead"
+        )
+    return existing
+
+
+def find_servers(paths: list[Path], taken: Mapping[str, Any], project: Path) -> list[ImportedServer]:
+    """Returns the servers of files, each with what becomes of it.
+
+    Args:
+        taken: names of mounts that exist.
+        project: whose servers are read where a file has those of several projects.
+
+    Raises:
+        SetupError: a file cannot be read, or has no servers.
+    """
+    servers: list[ImportedServer] = []
+    used = set(taken)
+    for path in paths:
+        for written, entry, off in _entries(load_document(path), path, project):
+            name = mount_name(written)
+            why = _why_not(name, written, entry, path, used)
+            if not why and off:
+                why = f"{off} of the file switches it off"
+            if not why and len(used) >= MAX_MOUNTS:
+                why = f"a bus has at most {MAX_MOUNTS} mounts of its own"
+            if not why:
+                used.add(name)
+            fields = entry.items() if isinstance(entry, dict) else ()
+            ours = {key: value for key, value in fields if key in ENTRY_KEYS or is_restriction(key)}
+            servers.append(ImportedServer(name or written, target_of(entry), str(path), ours, why))
+    if not servers:
+        raise SetupError(f"{' and '.join(map(str, paths))} configure no MCP servers: there is nothing to import")
+    return servers
+
+
+def target_of(entry: Any) -> str:
+    """Returns what an entry runs or reaches, without arguments and queries, which may be secret."""
+    if not isinstance(entry, dict):
+        return ""
+    url = str(entry.get("url") or "").partition("?")[0]
+    return shorten(url or str(entry.get("command") or ""), 60)
+
+
+def _entries(document: Any, path: Path, project: Path) -> Iterator[tuple[str, Any, str]]:
+    """Yields the servers of a file: the name, the entry, and the key by which the file switches it off, or ""."""
+    whole = Reader(document, str(path)).entries()
+    # Claude Code keeps the servers of a project in the file of the user, VS Code its own in older settings.
+    projects = document.get("projects")
+    own = projects.get(str(project)) if isinstance(projects, dict) else None
+    own = own if isinstance(own, dict) else {}
+    for table in (whole, Reader(own, f"{path}: {project}").entries()):
+        for key in TABLES:
+            if key in table:
+                for name, reader in table[key].entries().items():
+                    yield name, reader.value, switched_off(document, name) or switched_off(own, name)
+
+
+def _why_not(name: str, written: str, entry: Any, path: Path, used: set[str]) -> str:
+    if not name:
+        return "its name has no letter or digit"
+    if name in used:
+        return f"a mount {name} exists already"
+    if _is_ourselves(entry):
+        return "it is this bus itself"
+    try:
+        read_entry(Reader(entry, f"mount {written}"), name, AnyVariable(os.environ), [], str(path))
+    except SetupError as error:
+        return str(error).removeprefix(f"mount {written}: ")
+    return ""
+
+
+def _is_ourselves(entry: Any) -> bool:
+    """Tells whether an entry is a bridge to a bus, which would mount itself."""
+    if not isinstance(entry, dict):
+        return False
+    words = [str(entry.get("command") or ""), *map(str, entry.get("args") or ())]
+    stems = [PurePath(word).name.removesuffix(".exe") for word in words]
+    return ("toolbus", "mcp") in itertools.pairwise(stems)
+
 
 EPILOG = epilog(
     (
@@ -128,8 +399,6 @@ def mount(
         _add(name, entry, place, replace=replace)
     if login and url is not None:
         _login(name, url, place)
-    from toolbus.parts.mcp.commands.mount_trial import show_mounted
-
     show_mounted(name, place, target, remote=url is not None, as_json=as_json)
 
 
@@ -222,7 +491,6 @@ def _add(name: str, entry: Mapping[str, Any], place: Path, *, replace: bool) -> 
     from toolbus.errors import SetupError
     from toolbus.parts.mcp.client.entries import read_entry
     from toolbus.parts.mcp.client.files import OwnMounts
-    from toolbus.parts.mcp.commands.mount_import import AnyVariable
 
     try:
         read_entry(Reader(entry, f"mount {name}"), name, AnyVariable(), [])
@@ -265,7 +533,6 @@ def _login(name: str, url: str, place: Path) -> None:
 def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
     from toolbus.errors import SetupError
     from toolbus.parts.mcp.client.files import OwnMounts
-    from toolbus.parts.mcp.commands.mount_import import files_to_import, find_servers
 
     own = OwnMounts(place)
     try:

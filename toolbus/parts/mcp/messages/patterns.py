@@ -329,7 +329,6 @@ class _Reader:
 # Each rule takes a pattern as it stands in a schema and returns one for the provider. It stays as it is where the
 # provider can read it.
 
-
 PatternRule: TypeAlias = Callable[[str], str]
 """Returns a pattern for a provider. Raises `Unreadable`, whose text says why it cannot be written."""
 

@@ -36,11 +36,8 @@ from toolbus.parts.mcp.settings import DEFAULT_PROFILE, Profile
 from toolbus.protocol.limits import Timings
 from toolbus.protocol.tool import CallError
 
-# Answers clients that resume a stream which the bus no longer has: it has restarted, or dropped the stream.
-#
 # The id of each event names the request of its stream, or says that the stream belongs to none. So a call that was lost
 # with a bus ends when its client resumes the stream, and not at the client's own timeout.
-
 
 MAX_ID = 64  # characters of a request's id in the id of its stream
 _CALL, _REQUEST = "c", "r"

@@ -31,12 +31,9 @@ from toolbus.parts.mcp.settings import Profile
 from toolbus.protocol.limits import MIB
 from toolbus.protocol.tool import Tool
 
-# Assigns names to tools towards MCP clients, so that a name never changes its tool.
-#
 # A tool's name on the bus is ``NAME`` or ``SOURCE:NAME``; models and clients accept neither a colon nor more than 64
 # characters, of which clients use some themselves. A name belongs to its first tool forever, also while the tool is not
 # offered and after a restart: otherwise a model with an old conversation would call another tool than it knows.
-
 
 log = logging.getLogger("toolbus.mcp")
 

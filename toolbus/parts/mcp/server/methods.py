@@ -46,7 +46,6 @@ from toolbus.protocol.tool import Annotations, CallError, Result, Tool
 # This is the extension `io.modelcontextprotocol/tasks` on top of the bus's tasks. Their ids are signed for the profile
 # and the user, so no client can guess or use the id of another client's task.
 
-
 TASK = "task"  # the purpose of a signed id
 _ENVELOPE = '{"status":"running","task_id":"'  # begins the output of a call that became a task
 _STATUS = {
@@ -185,11 +184,7 @@ def _result_of(task: Task) -> Result:
     )
 
 
-# Answers ``subscriptions/listen``: notifies a modern client of changes until it disconnects.
-#
 # Lists and resources come from `Subscriptions`; the states of tasks are added here.
-
-
 async def listen(server: McpServer, request: McpRequest) -> bytes:
     """Notifies a client of changes, until it disconnects or the bus stops."""
     if not request.channel.takes_messages:
@@ -273,7 +268,6 @@ def _texts(kinds: Mapping[str, Any], name: str) -> list[str]:
 #
 # The three are always the same, because a list must not differ between connections. Two of them call, so that users can
 # always allow the one for read-only tools.
-
 
 SEARCH_TOOLS = "search_tools"
 CALL_TOOL = "call_tool"

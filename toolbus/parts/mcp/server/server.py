@@ -36,12 +36,9 @@ from toolbus.parts.mcp.server.subscriptions import Subscriptions
 from toolbus.parts.mcp.settings import McpConfig, Profile
 from toolbus.parts.tasks import TaskManager
 
-# Waits after a restart of the bus for tools that it had before: their plugins reconnect within moments.
-#
+
 # Without it, a client that lists right after a restart would see no tools until it lists again, and the call of a model
 # that knows a tool from before would fail as unknown.
-
-
 class Returning:
     """Waits for the tools of one bus."""
 

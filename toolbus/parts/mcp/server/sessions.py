@@ -27,9 +27,6 @@ from toolbus.parts.mcp.server.message_stream import MessageStream
 from toolbus.parts.mcp.settings import Profile
 from toolbus.protocol.limits import MIB
 
-# Declares the capabilities of an MCP client, and the channel for messages to it.
-
-
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
 
 

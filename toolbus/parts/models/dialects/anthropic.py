@@ -50,9 +50,6 @@ from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameRule, Name
 from toolbus.protocol.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb
 
-# Reads responses of Anthropic Messages, whole or streamed, and the content blocks that requests share with them.
-
-
 NAME = "anthropic"
 _KNOWN_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
 _NOT_ECHOED = ("parsed_output",)  # a field of the SDK, which the API refuses

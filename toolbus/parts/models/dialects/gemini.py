@@ -60,11 +60,8 @@ from toolbus.parts.models.dialects.tool_choice import forced_tool
 from toolbus.parts.models.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.protocol.tool import Result, Tool
 
-# Reads responses of Gemini, whole or in chunks, and the content parts that requests share with them.
-#
 # Parts have the keys of Google's Python SDK (`function_call`), which REST accepts beside its own (`functionCall`), and
 # signatures as base64 text, which both accept; so a turn can be stored as JSON.
-
 
 NAME = "gemini"
 CALL = "function_call"

@@ -271,9 +271,6 @@ class PairedDialect(Dialect):
         """Returns an answer in the provider's own format under the current id of its call."""
 
 
-# Joins messages so that user and assistant alternate, for providers that require it and take system texts apart.
-
-
 # The user's message before a conversation that the model begins (a greeting, or a history that was cut): such providers
 # require the first message to be the user's, with some text.
 OPENING = "."

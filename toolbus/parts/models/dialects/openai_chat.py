@@ -47,7 +47,6 @@ from toolbus.protocol.tool import Result, Tool
 # They leave out `index` or `id`, number every call 0, send a whole call in one piece or arguments as an object, and
 # send reasoning under one of several keys. What `openai_chat` writes is strict.
 
-
 NAME = "openai"
 # DeepSeek's key, and that of OpenRouter and newer vLLM. Reasoning goes back under the key that it came under.
 _REASONING_KEYS = ("reasoning_content", "reasoning")

@@ -122,11 +122,8 @@ def with_choice(session: Json) -> Json:
     return {**session, "tool_choice": "auto"} if session["tools"] else session
 
 
-# Speaks GLM's realtime sessions: OpenAI's events and flat tools, without ids of calls, and tools in audio mode only.
-#
 # GLM identifies a call by its place in the response. The id generated from it is for this side only, since GLM refuses
 # an answer with an id. Every update of the tools repeats the turn detection, or the server falls back to its default.
-
 
 Mode = Literal["audio", "text"]
 
@@ -176,12 +173,8 @@ class _GlmParser(OpenAIEventParser):
         return "" if place is None else f"glm_{response}_{place}"
 
 
-# Speaks Qwen Omni's realtime sessions: OpenAI's events with nested tools, and no search beside them.
-#
 # The provider refuses a session with both tools and its own search, so tools switch `enable_search` off. An update that
 # removes all tools does not change it: the owner of the session decides whether to search then.
-
-
 class QwenRealtime(NestedTools):
     """Qwen Omni."""
 
@@ -192,16 +185,10 @@ class QwenRealtime(NestedTools):
         return {**session, "enable_search": False} if export.tools else session
 
 
-# Speaks StepFun's realtime sessions: OpenAI's events with nested tools.
-
-
 class StepFunRealtime(NestedTools):
     """StepFun."""
 
     name: ClassVar[str] = "stepfun-realtime"
-
-
-# Speaks Grok's realtime sessions: OpenAI's events and flat tools; a session's settings carry no type of their own.
 
 
 class Grok(FlatTools):

@@ -32,9 +32,6 @@ from toolbus.parts.models.dialects.tool_choice import forced_tool, function_choi
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.protocol.tool import Result, Tool
 
-# Reads responses of OpenAI's Responses, whole or as a stream of events: output items, of which a call is one.
-
-
 NAME = "openai-responses"
 
 

@@ -51,12 +51,9 @@ def arguments_object(arguments_json: str) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {}
 
 
-# Takes images out of results for the providers whose models look at them.
-#
 # An image that a provider would refuse, for its type or its size, stays in the result, whose text then describes it. So
 # does one whose bytes are not a whole image: it would make the provider refuse this request and every later one. The
 # bytes decide, since tools declare wrong types.
-
 
 MIB = 1024 * 1024
 _COMMON_TYPES = ("image/jpeg", "image/png", "image/webp")

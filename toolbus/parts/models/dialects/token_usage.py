@@ -97,11 +97,8 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-# Estimates from their text how many tokens tools cost a model.
-#
 # Every provider has its own tokenizer, and most of them have to be downloaded. An estimate serves to compare tools
 # and to keep within a budget, not to check a bill.
-
 
 # Ideographs, kana, hangul and their full-width punctuation.
 _CJK = re.compile(

@@ -22,9 +22,6 @@ from toolbus.functions.call_context import CallContext
 from toolbus.parts.models.dialects.conversation import ModelCall
 from toolbus.protocol.tool import CallError, Result, Tool
 
-# Refuses a repeated call that has already succeeded often enough: some models repeat the same call without end.
-
-
 Key: TypeAlias = tuple[str, str]
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))

@@ -26,11 +26,8 @@ from toolbus.parts.models.search import (
 )
 from toolbus.protocol.tool import Annotations, Result, Tool
 
-# Offers one conversation a few tools of a catalog that is too large to be offered whole, and adds others on request.
-#
 # `DeferredTools` offers two tools of its own, `search_tools` and `request_tool_injection`, and answers them. It does
 # not know where tools come from or how they are called.
-
 
 MAX_INJECTED_AT_ONCE = 20
 MAX_INJECTED = 128  # where the provider has no limit: a model chooses worse among more

@@ -50,14 +50,11 @@ from toolbus.parts.models.loop.tool_source import ToolSource, missing_after_rest
 from toolbus.parts.models.loop.turn_reply import CallDone
 from toolbus.protocol.tool import CallError, Result
 
-# Tracks turn taking in a realtime session: whether results can be sent, and whether to request a response to them.
-#
+
 # Pure state: `RealtimeSession` reports the provider's events and sends what the state allows. A provider begins one
 # response at a time: by itself when the user stops speaking, or on request. So no response is requested while the
 # user speaks, and a request that came too late (the provider had begun a response by itself) is repeated after that
 # response.
-
-
 class TurnTaking:
     """The state of one session."""
 
@@ -148,11 +145,7 @@ class TurnTaking:
         self.pausing = False
 
 
-# Tracks the responses of a realtime session that are in progress or have unanswered calls.
-#
 # Pure state: it knows which calls belong to which response and which responses can be answered; it sends nothing.
-
-
 @dataclass(slots=True)
 class ResponseCall:
     """A call of a response.
@@ -276,9 +269,6 @@ def answered(calls: Iterable[ResponseCall]) -> list[Answered]:
     return [Answered(each.call, each.result) for each in calls if each.result is not None]
 
 
-# Limits the rate of a model's calls by a sliding window: a realtime conversation has no rounds to count.
-
-
 # Above this rate a model calls tools instead of talking to its user.
 WINDOW_CALLS = 4
 WINDOW_SECONDS = 15.0
@@ -323,9 +313,6 @@ class CallRateLimit:
             retry_after_seconds=wait,
         )
         return Result(is_error=True, error=error)
-
-
-# Defines the events of a realtime session beside those of every loop, and the outcomes of its `sync`.
 
 
 class Sync(Enum):
@@ -383,9 +370,6 @@ class SendFailed:
 SessionEvent: TypeAlias = (
     TextDelta | ReasoningDelta | CallEvent | CallRefused | ResponseDone | ToolsSent | NewSessionNeeded | SendFailed
 )
-
-
-# Keeps the tools of one realtime session equal to the catalog of a source.
 
 
 log = logging.getLogger("toolbus.loop")

@@ -193,9 +193,6 @@ class _HostSource(_Source):
         return error
 
 
-# Routes a user's message to a tool by rules, before the first request: small models often miss an obvious call.
-
-
 log = logging.getLogger("toolbus.loop")
 
 Match: TypeAlias = Callable[[str], Mapping[str, Any] | None]

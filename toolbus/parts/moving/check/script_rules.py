@@ -62,13 +62,9 @@ def missing_names(source: SourceFile, helpers: Sequence[str] = ()) -> Iterator[F
     code = code_of(source)
     for match in _NAME_USED.finditer(code):
         name = re.sub(r"^new\s+|[^\w$]+$", "", match[0])
-        if not any(_declares(text, name) for text in (code, *helpers)):
+        if not any(re.search(_DECLARED.format(re.escape(name)), text) for text in (code, *helpers)):
             line = line_of(code, match.end() - 1)
             yield source.finding(line, Effect.STOPS, f"uses {name}, which does not exist here", sentence(NAMES[name]))
-
-
-def _declares(code: str, name: str) -> bool:
-    return re.search(_DECLARED.format(re.escape(name)), code) is not None
 
 
 def imports(source: SourceFile) -> Iterator[Finding]:

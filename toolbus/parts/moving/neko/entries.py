@@ -26,10 +26,7 @@ from toolbus.parts.moving.neko.plugin_lifecycle import NEVER_CALLED, moment_of, 
 from toolbus.parts.moving.neko.sdk_errors import EntryConflictError
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, Result
 
-# Provides the decorators of N.E.K.O. that do not concern models: each marks a method and does not change it.
-#
 # `toolbus run` logs the marked methods once, so that their author knows which of them are never called.
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -22,9 +22,6 @@ from toolbus.parts.moving.neko.plugin_logger import PluginLogger, plugin_logger
 from toolbus.parts.moving.neko.sdk_errors import EntryConflictError, PluginCallError
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, plugin_source
 
-# Provides `PluginRouter`, in which N.E.K.O. plugins group methods; it reaches its plugin's logger and store.
-
-
 _OF_THE_PLUGIN = ("ctx", "config", "store", "logger", "file_logger", "i18n", "plugin_id", "plugins", "db")
 
 
@@ -101,9 +98,6 @@ class PluginRouter:
 
     def on_unmount(self) -> None:
         """Is never called; override it if you like."""
-
-
-# Provides the attributes of a N.E.K.O. plugin object: logger, configuration, store, files and texts.
 
 
 class PluginServices:

@@ -16,9 +16,6 @@ from typing import Any, TypeVar
 from toolbus.parts.moving.neko.sdk_errors import Absence, NotProvided, SdkError, TransportError, ValidationError
 from toolbus.parts.moving.neko.sdk_results import Err, Ok
 
-# Stores a small mapping in a JSON file; each change replaces the whole file atomically.
-
-
 R = TypeVar("R")
 
 MAX_BYTES = 16 * 1024 * 1024  # each change writes the whole file: more data belongs in a database
@@ -239,9 +236,6 @@ def _typed(value: Any, path: str, kind: type[V]) -> V | None:
     raise ValidationError(f"configuration {path!r} is {value!r:.80}, it must be of type {kind.__name__}")
 
 
-# Provides `self.store`: keys and values of a plugin that persist between its runs, in one small JSON file.
-
-
 class PluginStore:
     """Keys and JSON values in a file. Each method returns `Ok` or `Err`, as in N.E.K.O., and raises nothing.
 
@@ -259,7 +253,7 @@ class PluginStore:
 
     async def get(self, key: str, default: Any = None) -> Ok[Any] | Err[SdkError]:
         """Returns the value of a key, or the default."""
-        return await _result(lambda: self._read_value(key, default))
+        return await _result(lambda: self._file.read(lambda values: values.get(_checked(key), default)))
 
     async def set(self, key: str, value: Any) -> Ok[None] | Err[SdkError]:
         """Stores a value under a key."""
@@ -302,8 +296,6 @@ class PluginStore:
         return Ok(None)
 
     # N.E.K.O.'s own plugins call these where they cannot await; they raise the errors that the methods above return.
-    def _read_value(self, key: str, default: Any = None) -> Any:
-        return self._file.read(lambda values: values.get(_checked(key), default))
 
     def _write_value(self, key: str, value: Any) -> None:
         self._file.change(lambda values: values.update({_checked(key): value}))

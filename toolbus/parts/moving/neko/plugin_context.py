@@ -13,12 +13,9 @@ from typing import Any
 from toolbus.parts.moving.neko.absences import find_absent
 from toolbus.parts.moving.neko.plugin_logger import PluginLogger
 
-# Sends the messages of a plugin's `push_message` to the bus as notifications.
-#
 # A message in N.E.K.O. has parts (text, pictures, sound, actions of its windows), and states where it is shown and
 # whether the model answers it. Its texts become the notification's text; all other parts are in the notification's
 # data, for hosts that know such messages.
-
 
 Send = Callable[[str, dict[str, Any]], object]
 

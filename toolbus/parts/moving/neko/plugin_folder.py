@@ -31,11 +31,8 @@ from toolbus.parts.moving.neko.sdk_errors import Absence, ModuleNotProvided
 from toolbus.parts.moving.neko.sdk_names import NAMES, find_name
 from toolbus.protocol.tool import plugin_source
 
-# Makes `import plugin.sdk…` find toolbus in this process, and `plugin.plugins.NAME` the folder of a plugin.
-#
 # `use_sdk` adds finders to `sys.meta_path`, and returns a function that removes them. An import of this file changes
 # nothing.
-
 
 PLUGINS = "plugin.plugins"
 MARKET = "plugins"  # the same package, as the market of that project and its guide write it

@@ -25,9 +25,6 @@ from toolbus.parts.moving.neko.plugin_logger import PluginLogger, plugin_logger
 from toolbus.parts.moving.neko.sdk_errors import Absence, ModuleNotProvided, NotProvided
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, NAME
 
-# Provides `llm_tool` as plugins import it from ``plugin.sdk``, with the options of that decorator.
-
-
 log = logging.getLogger("toolbus.neko.sdk_names")
 
 
@@ -113,7 +110,6 @@ class ErrorCode(metaclass=_ErrorCodes):
 # Provides the base class of older N.E.K.O. plugins, from ``plugin.sdk.base``: their store is not awaited.
 #
 # Their configuration is awaited where a loop runs, and not awaited elsewhere.
-
 
 _METHODS_OF_CONFIG = ("dump", "get", "require", "get_bool", "get_int", "get_str", "set", "update", "base_dump")
 

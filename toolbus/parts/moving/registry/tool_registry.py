@@ -44,9 +44,6 @@ from toolbus.parts.tasks import TaskManager, TaskTools
 from toolbus.protocol.tool import TASK_SECONDS, CallError, Progress, Result, Tool, dump_arguments, is_source
 from toolbus.sdk.tracing import in_span
 
-# Registers the tools of one program with a backend, and withdraws them by name or by source.
-
-
 Definition = ToolDefinition | ToolSpec | Mapping[str, Any]
 
 
@@ -101,7 +98,7 @@ class RegisteredTools:
                 source = check_source(definition.source)
         elif isinstance(definition, ToolSpec):
             spec = definition
-        elif _is_entry(definition):
+        elif isinstance(definition, Mapping) and not {"handler", "execute"}.isdisjoint(definition):
             spec = spec_of_file(spec_of_entry(definition))
         else:
             raise TypeError(
@@ -175,10 +172,6 @@ class RegisteredTools:
         return handler
 
 
-def _is_entry(definition: object) -> bool:
-    return isinstance(definition, Mapping) and not {"handler", "execute"}.isdisjoint(definition)
-
-
 def spec_of_file(spec: ToolSpec) -> ToolSpec:
     """Returns a tool of a tool file as a registry runs it: its ``ctx`` is the context that a caller passes, if any."""
     return with_ctx(spec, has_default=False) if spec.scope == CTX else spec
@@ -197,12 +190,9 @@ def check_source(source: str) -> str:
     return source
 
 
-# Loads folders of tool files into a registry, in the program's own process, and loads them again.
-#
 # The files are those of `toolbus.dropin`: every way in which one declares tools works here too. Their code runs in this
 # process, without a sandbox, so grants of the manifest change nothing; its allow list counts. One bad file is one
 # warning, and the others are loaded.
-
 
 log = logging.getLogger("toolbus.tools")
 
@@ -230,7 +220,7 @@ class LoadedFolders:
             files: dict[str, str] = {}
             refused: dict[str, FileProblem] = {}
             for spec in loaded.specs:
-                file = _file_of(spec)
+                file = str(json.loads(spec.tool.metadata_json)["file"])
                 try:
                     self._registered.register(spec_of_file(spec), {})
                 except (InvalidTool, TypeError, ValueError) as error:
@@ -254,13 +244,6 @@ def _allowed(folder: Path, *, require_manifest: bool) -> set[str] | None:
         return {file for file in tool_files(folder) if manifest.allows(file)}
     except (SetupError, OSError):
         return None
-
-
-def _file_of(spec: ToolSpec) -> str:
-    return str(json.loads(spec.tool.metadata_json)["file"])
-
-
-# Sends changed tools to live sessions, each on its own event loop, and waits until all have them (REST-63).
 
 
 class LiveSession(Protocol):
@@ -321,9 +304,6 @@ async def _sync(session: LiveSession) -> object:
     return await session.sync()
 
 
-# Exports the tools of a backend in OpenAI's format, and finds them by the names that a model knows.
-
-
 @dataclass(frozen=True, slots=True)
 class _CachedExport:
     """The export of one revision, and the index of each tool in it by its name on the bus."""
@@ -382,9 +362,6 @@ class OpenAITools:
         return cached
 
 
-# Sets which users may call which tools of a program, beside the rules that a bus has already.
-
-
 class ToolPermissions:
     """The rules that a program has set for tools. Safe from any thread."""
 
@@ -422,9 +399,6 @@ class ToolPermissions:
         else:
             rules = [users for _, _, users in permissions.rules_for(entry)]
         return all(EVERYONE in users or user_id in users for users in rules)
-
-
-# Lists and calls the tools of a registry on behalf of one user, for a tool loop or a realtime session.
 
 
 POLL_SECONDS = 0.05  # between looks at the revision: changes come from any thread, and need no lock this way

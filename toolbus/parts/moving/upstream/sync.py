@@ -44,9 +44,6 @@ from toolbus.parts.moving.upstream.upstream_responses import (
 )
 from toolbus.protocol.limits import MIB
 
-# Sends requests to a main server: over loopback only, with a limit on time and size (REST-32).
-
-
 MAX_RESPONSE_BYTES = 8 * MIB  # 20,000 listed tools with long descriptions
 CONNECTIONS = 8
 

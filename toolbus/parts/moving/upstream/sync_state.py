@@ -15,8 +15,6 @@ from toolbus.parts.moving.upstream.ownership import Ownership, Registration
 from toolbus.parts.moving.upstream.plan import Fingerprint, Key, PlannedTool, UpstreamPlan
 from toolbus.parts.moving.upstream.upstream_responses import UpstreamListing, UpstreamTool, clean
 
-# Holds the lengths of time of the connection to a main server, in seconds, each next to its reason.
-
 
 @dataclass(frozen=True, slots=True)
 class UpstreamTimings:

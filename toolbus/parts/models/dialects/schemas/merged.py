@@ -38,15 +38,11 @@ def _names(first: list[str], second: list[str]) -> list[str]:
     return list(dict.fromkeys([*first, *second]))
 
 
-def _texts(first: str, second: str) -> str:
-    return first if second in first else f"{first}\n{second}"
-
-
 _COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "minContains"), max),
     **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties", "maxContains"), min),
     **dict.fromkeys(("required", "propertyOrdering"), _names),
-    "description": _texts,
+    "description": lambda first, second: first if second in first else f"{first}\n{second}",
     "enum": lambda first, second: [value for value in first if value in second] or first,
     "uniqueItems": lambda first, second: first or second,
 }
@@ -271,7 +267,6 @@ def types_of_values(values: Any) -> Any:
 # and ``$defs``. Its server also keeps ``anyOf`` and ``properties`` of a property (`api.ToolProperty`), which do not
 # reach it through that client. Both pass on ``items`` and ``$defs`` unchanged, so these have whole schemas. All else
 # is stated in words.
-
 
 _OF_ROOT = frozenset(("type", "properties", "required"))
 _OF_PROPERTY = frozenset(("type", "items", "enum"))

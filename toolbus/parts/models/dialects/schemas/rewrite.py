@@ -16,10 +16,7 @@ from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossRepo
 from toolbus.parts.models.dialects.schemas.parts import ANY_TYPE, Part, Parts, TooLarge, inferred, types_of, values_of
 from toolbus.protocol.json_schema import CHECKS, TYPES, is_number, of_type
 
-# Merges the keywords of one type from all parts that apply, for providers that know few keywords.
-#
 # A rule without a keyword there goes into the description, which the model reads, too.
-
 
 _FORMATS = {"string": ("date-time", "enum"), "integer": ("int32", "int64"), "number": ("float", "double")}
 _MAX_VALUES = 20  # of an enum, in a description
