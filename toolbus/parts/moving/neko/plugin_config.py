@@ -253,7 +253,7 @@ class PluginStore:
 
     async def get(self, key: str, default: Any = None) -> Ok[Any] | Err[SdkError]:
         """Returns the value of a key, or the default."""
-        return await _result(lambda: self._file.read(lambda values: values.get(_checked(key), default)))
+        return await _result(lambda: self._read_value(key, default))
 
     async def set(self, key: str, value: Any) -> Ok[None] | Err[SdkError]:
         """Stores a value under a key."""
@@ -296,6 +296,9 @@ class PluginStore:
         return Ok(None)
 
     # N.E.K.O.'s own plugins call these where they cannot await; they raise the errors that the methods above return.
+
+    def _read_value(self, key: str, default: Any = None) -> Any:
+        return self._file.read(lambda values: values.get(_checked(key), default))
 
     def _write_value(self, key: str, value: Any) -> None:
         self._file.change(lambda values: values.update({_checked(key): value}))

@@ -98,7 +98,7 @@ class RegisteredTools:
                 source = check_source(definition.source)
         elif isinstance(definition, ToolSpec):
             spec = definition
-        elif isinstance(definition, Mapping) and not {"handler", "execute"}.isdisjoint(definition):
+        elif _is_entry(definition):
             spec = spec_of_file(spec_of_entry(definition))
         else:
             raise TypeError(
@@ -188,6 +188,10 @@ def check_source(source: str) -> str:
             f"source {source!r:.80} breaks the rule [A-Za-z0-9_.:-]{{1,128}}, or is the bus's own: name another"
         )
     return source
+
+
+def _is_entry(definition: object) -> bool:
+    return isinstance(definition, Mapping) and not {"handler", "execute"}.isdisjoint(definition)
 
 
 # The files are those of `toolbus.dropin`: every way in which one declares tools works here too. Their code runs in this
