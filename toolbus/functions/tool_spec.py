@@ -654,6 +654,7 @@ class ToolDefinition:
             given = {"type": "object", "properties": {}} if takes_dict else parameters_schema(handler)
             parameters = without_property(given, CTX) if not takes_dict and _takes_ctx(handler) else given
         described: ToolOptions = {
+            "no_defaults": True,  # the systems with such definitions fill none in, and a handler may tell
             **options,
             "name": self.name,
             "description": self.description,

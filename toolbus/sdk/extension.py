@@ -236,6 +236,7 @@ def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
         ValueError, TypeError: one breaks its rule.
     """
     options = {key: value for key, value in fields.items() if key in _FIELDS and value is not None}
+    options["no_defaults"] = True  # hosts of extensions pass on what the model sent
     name = options.get("name")
     if not isinstance(name, str):
         raise TypeError(f"a tool's name is {name!r:.80}, it must be a text of [A-Za-z0-9_.-]{{1,64}}: give it one")

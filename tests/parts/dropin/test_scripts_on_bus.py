@@ -8,6 +8,7 @@ from tests.parts.dropin.script_cases import seed
 from tests.parts.dropin.test_script_group import registration
 from tests.parts.dropin.test_spindle_scripts import KNOWLEDGE, answering
 from tests.support.tool_folders import OfferedFolder, offered_folder, tool
+from tests.support.waiting import until
 from toolbus.errors import Code
 from toolbus.parts.dropin.group_process import ProcessPlan
 from toolbus.protocol.tool import MIB
@@ -69,6 +70,52 @@ async def test_a_copied_folder_runs_as_it_is_beside_files_in_python(tmp_path: Pa
         write(tmp_path, leaky=registration("tight", "return GREETING"))
         await folder.wait_for_report("dropin:js#2 offered .*tight")
         assert await called(folder, "tight") == "hello"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "side": {"type": "string"},
+        "azimuth": {"type": "number", "default": 0.0},
+        "plane": {"type": ["string", "null"], "default": None},
+    },
+}
+
+
+async def test_files_of_other_systems_get_the_arguments_that_were_sent_and_no_defaults(tmp_path: Path) -> None:
+    schema = json.dumps(SCHEMA)
+    record = f"{{name: '%s', description: 'D.', parameters: {schema}}}"
+    write(
+        tmp_path,
+        script="llm_tool_register({name: 'script', execute: args => ({got: args}),"
+        f" def: {{type: 'function', function: {record % 'script'}}}}})",
+    )
+    (tmp_path / "kb" / "dist").mkdir(parents=True)
+    (tmp_path / "kb" / "spindle.json").write_text('{"identifier": "kb"}')
+    write(
+        tmp_path / "kb" / "dist",
+        backend=f"spindle.registerTool({record % 'extension'})\n"
+        "spindle.on('TOOL_INVOCATION', payload => JSON.stringify({got: payload.args}))",
+    )
+    (tmp_path / "by_dict.py").write_text(
+        f"from toolbus.dropin import register_tool\nregister_tool(name='by_dict',"
+        f" execute=lambda args, env: {{'got': args}}, definition={{'description': 'D.', 'parameters': {SCHEMA}}})"
+    )
+    run = "def run(**args):\n    return {'got': args}\n"
+    (tmp_path / "by_name.py").write_text(f"{run}TOOL_NAME = 'by_name'\nTOOL_PARAMETERS = {SCHEMA}")
+    (tmp_path / "listed.py").write_text(
+        f"{run}TOOLS = [{{'name': 'listed', 'handler': run, 'parameters': {SCHEMA}}},"
+        f" {{'name': 'filled', 'handler': run, 'parameters': {SCHEMA}, 'no_defaults': False}}]"
+    )
+    names = {"script", "extension", "by_dict", "by_name", "listed", "filled"}
+    async with offered_folder(tmp_path) as folder:
+        await until(lambda: {name for _, name, _ in folder.catalog()} == names, "all to be offered")
+        for name in names:
+            output = await called(folder, name, side="left")
+            got = json.loads(output) if isinstance(output, str) else output
+            got["got"].pop("__deadlineMs", None)  # of an extension
+            more = {"azimuth": 0.0, "plane": None} if name == "filled" else {}
+            assert got == {"got": {"side": "left", **more}}, name
 
 
 async def test_a_script_without_end_or_measure_harms_only_itself_and_runs_again(tmp_path: Path) -> None:

@@ -221,14 +221,18 @@ def located(spec: ToolSpec, file: str) -> ToolSpec:
 
 
 def _meta(handler: Callable[..., Any], name: Any, options: dict[str, Any]) -> LlmToolMeta:
-    """Returns the declaration of a tool; without a timeout, a call may take as long as its caller waits."""
+    """Returns the declaration of a tool; without a timeout, a call may take as long as its caller waits.
+
+    Its function gets the arguments that were sent, without the defaults of its schema: the systems that such files come
+    from fill none in, and a function may tell an argument that is missing from one that is null.
+    """
     known = OPTIONS
     for option in options:
         if option not in known:
             raise InvalidTool([f"tool {name!r:.80}: {option!r:.80} is not an option of a tool: use {', '.join(known)}"])
     options["description"] = options.get("description") or ""
     _check_schema(name, options.get("parameters"))
-    meta = describe(handler, name=name, **options)
+    meta = describe(handler, name=name, **{"no_defaults": True, **options})
     return meta if "timeout" in options else replace(meta, timeout=0.0)
 
 

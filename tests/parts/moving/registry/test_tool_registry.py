@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +13,7 @@ import pytest
 from tests.parts.moving.registry.example_tools import ANYTHING, CITY, offer, with_tools
 from tests.support.waiting import within
 from toolbus.sdk import Reply, ToolScope, text
-from toolbus.tools import ToolRegistry
+from toolbus.tools import ToolDefinition, ToolRegistry
 
 # -- what comes back -------------------------------------------------------------------------------------------------
 
@@ -310,3 +311,16 @@ async def test_a_handler_that_asks_for_its_scope_gets_it() -> None:
     assert await registry.call("a", {}, "ann") == "a"
     assert await registry.call("b", {}, ctx="a context") == "b"
     assert seen == ["ann"]
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+async def test_a_handler_gets_the_arguments_that_were_sent_and_no_defaults(as_dict: bool) -> None:
+    schema = {"type": "object", "properties": {"side": {}, "azimuth": {"type": "number", "default": 0.0}}}
+    tools = ToolRegistry()
+
+    def by_keywords(**arguments: Any) -> Any:
+        return arguments
+
+    handler = (lambda arguments: arguments) if as_dict else by_keywords
+    tools.register_tool(ToolDefinition("look", "Looks.", schema, handler))
+    assert json.loads(await tools.call("look", {"side": "left"})) == {"side": "left"}
