@@ -128,6 +128,11 @@ def escape_unsafe(text: str) -> str:
     return _UNSAFE.sub(lambda match: match[0] if match[0] == "\n" else json.dumps(match[0])[1:-1], text)
 
 
+def without_blanks(text: str) -> str:
+    """Returns a JSON text without the blanks of Unicode and byte order marks around it, which some models write."""
+    return text.strip().strip("\ufeff").strip()
+
+
 def list_names(names: Iterable[str], limit: int = MAX_NAMES_SHOWN) -> str:
     """Returns the first names for an error message, ``none`` where there are none."""
     first = list(itertools.islice(names, limit + 1))

@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus.bus.catalog.argument_repair import RepairedArguments
-from toolbus.bus.gateway.callback_messages import NO_REASON, callback_body, decompress, envelope, read_response
+from toolbus.bus.gateway.callback_messages import (
+    NO_REASON,
+    callback_body,
+    decompress,
+    envelope,
+    read_response,
+    written_arguments,
+)
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code, Stage
 from toolbus.functions.reply import Err, Reply, image, text
@@ -96,6 +103,8 @@ def test_a_body_that_cannot_be_inflated_is_an_error_that_says_why(body: bytes, e
         ("7", b'{"value":7}'),
         ("false", b'{"value":false}'),
         ("null", b'{"value":null}'),
+        ("\u2003{}", b"{}"),
+        ('\ufeff{"a":1}\u00a0\n', b'{"a":1}'),
         ("{", b'{"_raw":"{"}'),
         ("city=Paris", b'{"_raw":"city=Paris"}'),
         (" ", b'{"_raw":" "}'),
@@ -129,6 +138,26 @@ def test_a_body_has_its_four_keys_in_order() -> None:
     body = json.loads(callback_body("t", repaired, "c"))
     assert (body["arguments"], body["raw_arguments"]) == ({"a": 5}, '{"a":"5"}')
     assert callback_body("t", "", "") == b'{"name":"t","arguments":{},"call_id":"","raw_arguments":""}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "raw", "expected"),
+    [
+        ({"_raw": "{bad"}, "{bad", "{bad"),
+        ({"value": [1]}, " [1]", " [1]"),
+        ({"value": 5}, "5", "5"),
+        ({"_raw": "{bad"}, "", ""),
+        ({"_raw": "x"}, '{"_raw":"x"}', ""),
+        ({"value": 5}, '{"value":5}', ""),
+        ({"value": 5}, "{bad", ""),
+        ({"city": "Oslo"}, '{"city":"Oslo"}', ""),
+        ({"value": 5}, None, ""),
+    ],
+)
+def test_what_a_main_server_could_not_read_is_what_its_model_wrote(
+    arguments: dict[str, Any], raw: Any, expected: str
+) -> None:
+    assert written_arguments(arguments, raw) == expected
 
 
 @pytest.mark.parametrize("text", ["[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "1" * 5_000])

@@ -149,6 +149,41 @@ async def test_an_absent_plugin_is_not_running_for_whatever_reason(bus: Bus, htt
     assert bus.list() == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "raw", "words"),
+    [
+        ({"_raw": "{bad"}, "{bad", "arguments are not JSON"),
+        ({"value": [1]}, "[1]", "must be a JSON object"),
+        ({}, "", "'city' is a required property"),
+    ],
+)
+async def test_arguments_that_are_no_object_are_refused_for_that(
+    bus: Bus, http: httpx.AsyncClient, arguments: Envelope, raw: str, words: str
+) -> None:
+    async with Plugin("plugin:weather", address=bus.grpc_addresses[0]) as plugin:
+
+        @plugin.tool
+        def forecast(city: str) -> str:
+            return city
+
+        await plugin.ready()
+        body = {"name": "forecast", "arguments": arguments, "call_id": "c", "raw_arguments": raw}
+        said = (await http.post(_path("weather", "forecast"), json=body)).json()
+        assert said["error"] == "INVALID_ARGUMENTS"
+        assert words in said["output"]["error"].replace('"', "'")
+
+
+async def test_a_tool_is_told_a_role_only_where_one_was_chosen(bus: Bus, http: httpx.AsyncClient) -> None:
+    async with Plugin("plugin:weather", address=bus.grpc_addresses[0]) as plugin:
+
+        @plugin.tool
+        def role(scope: ToolScope) -> str:
+            return scope.role
+
+        await plugin.ready()
+        assert (await _post(http, "weather", "role"))["output"] == ""
+
+
 async def test_a_plugin_without_tools_is_running_all_the_same(bus: Bus, http: httpx.AsyncClient) -> None:
     async with RawPeer(bus.grpc_addresses[0]) as peer:
         peer.open()
@@ -166,8 +201,8 @@ async def test_a_body_that_is_not_an_object_is_a_422_and_odd_fields_are_not(bus:
         assert answer.status_code == 422, body
     odd: list[Any] = [None, [], "x", 5, True]
     for arguments in odd:
-        body = {"name": 7, "arguments": arguments, "call_id": arguments, "raw_arguments": []}
-        answer = await http.post(_path("local", "count"), json=body)
+        sent = {"name": 7, "arguments": arguments, "call_id": arguments, "raw_arguments": []}
+        answer = await http.post(_path("local", "count"), json=sent)
         assert (answer.status_code, answer.json()) == (200, {"output": 0, "is_error": False})
     assert (await http.post(_path("local", "count"), content="{}")).json() == {"output": 0, "is_error": False}
 

@@ -34,7 +34,7 @@ from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.schema import ArgumentChecker, load_arguments
 from toolbus.common.newest import NewestCache
-from toolbus.common.text import clean_line, list_names, quote
+from toolbus.common.text import clean_line, list_names, quote, without_blanks
 from toolbus.errors import Code, NotPermitted, UnknownRole
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, TASK_SECONDS, Limits, level_of
 from toolbus.v1 import tool_pb2 as pb
@@ -326,8 +326,9 @@ class CallArguments:
                 f"the arguments have more than {limit} bytes: send less, or a reference to the data",
                 limit=("arguments_bytes", limit),
             )
-        if text.isspace():  # some models write blanks where there are no arguments
-            text = RepairedArguments.of("", text, ())
+        # Some models write blanks where there are no arguments, or around them such as JSON does not allow.
+        if text and (not (bare := without_blanks(text)) or bare != text.strip(" \t\n\r")):
+            text = RepairedArguments.of(bare, text, ())
         checker, strips = declaration.checker, declaration.strips
         # A key may be spelled with escapes; arguments that cannot be parsed cannot be searched for keys either.
         if checker is None and not (strips and ("ser" in text or "\\" in text)):

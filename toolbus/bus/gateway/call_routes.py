@@ -178,8 +178,9 @@ def _for_main_servers(routes: APIRouter) -> None:
         call = pb.ToolCall(
             call_id=_call_id(body.call_id),  # two calls may have the same: each request is a caller of its own
             name=entry.name,
-            role=entry.table.role,
-            arguments_json=_json_text(arguments),
+            role=entry.table.role if role or parts.core.registry.find(entry.name) is not entry else None,
+            arguments_json=repair_utf8(callback_messages.written_arguments(arguments, body.raw_arguments))
+            or _json_text(arguments),
         )
         take_trace(call, request)
         result = await unless_disconnected(request, parts.caller(request).call(call))

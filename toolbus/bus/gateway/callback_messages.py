@@ -13,12 +13,13 @@ import math
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
 from toolbus.bus.catalog.argument_repair import original_of
 from toolbus.bus.gateway.json_response import write_json
-from toolbus.common.text import refuse_constant, repair_utf8, shorten
+from toolbus.common.text import refuse_constant, repair_utf8, shorten, without_blanks
 from toolbus.errors import Code, Stage
 from toolbus.functions.reply import pictures
 from toolbus.protocol.tool import CallError, Result
@@ -75,12 +76,28 @@ def callback_body(name: str, arguments_json: str, call_id: str) -> bytes:
     """
     raw = original_of(arguments_json)
     try:
-        arguments = _DECODER.decode(arguments_json) if arguments_json else {}
+        arguments = _DECODER.decode(without_blanks(arguments_json) or arguments_json) if arguments_json else {}
         if not isinstance(arguments, dict):
             arguments = {"value": arguments}
         return _body(name, arguments, call_id, raw)
     except (ValueError, RecursionError):
         return _body(name, {"_raw": arguments_json}, call_id, raw)
+
+
+def written_arguments(arguments: Any, raw: Any) -> str:
+    """Returns what a model wrote, from the arguments and the raw text of a callback's body (REST-40).
+
+    A main server puts a text that is not JSON into `_raw`, and JSON that is not an object into `value`: the text itself
+    says to the model what is wrong with it.
+    """
+    if isinstance(raw, str) and isinstance(arguments, dict):
+        if arguments == {"_raw": raw}:
+            return raw
+        if arguments.keys() == {"value"}:
+            with suppress(ValueError, RecursionError):
+                if _DECODER.decode(without_blanks(raw)) == arguments["value"]:
+                    return raw
+    return ""
 
 
 def _body(name: str, arguments: dict[str, Any], call_id: str, raw: str) -> bytes:

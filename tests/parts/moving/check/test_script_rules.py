@@ -45,6 +45,12 @@ def test_the_documents_examples_have_nothing_to_change() -> None:
             "is called 'a' and, in its definition, 'b'",
             "same name",
         ),
+        (
+            "llm_tool_register({ execute: function (a) { return { name: 'a' }; }, def: { name: 'b' }, 'name': 'a' })",
+            STOPS,
+            "is called 'a' and, in its definition, 'b'",
+            "same name",
+        ),
     ],
 )
 def test_each_rule_for_synchronet_finds_its_line(
@@ -65,6 +71,13 @@ def test_each_rule_for_synchronet_finds_its_line(
         "function f(user) { return user.name } var client = {}; client.a = 1; (server => server.x)({})",
         "llm_tool_register({ name: 'a', execute: f, def: { function: { name: 'a', parameters: "
         "{ properties: { x: { name: 'b' } } } } } })",
+        "llm_tool_register({ name: 'a', execute: function (args) { return { name: 'x' }; }, def: { name: 'a' } })",
+        "llm_tool_register({ execute: f, 'def': { 'type': 'function', 'function': { 'name': 'a', 'parameters': "
+        "{ properties: { name: { type: 'string' } } } } }, 'name': 'a' })",
+        "llm_tool_register({ name: 'a', execute: f, def: { function: { name: 'a' } } }); var t = [{ name: 'q' }];",
+        "var NAME = 'a'; llm_tool_register({ name: NAME, execute: f, def: { name: NAME, x: [{ name: 'z' }] } })",
+        "llm_tool_register({ name: 'a', env: [{ name: 'b' }], execute: function () { var o = {}; o.name = 'c'; },"
+        " def: makeDef({ name: 'd' }) })",
     ],
 )
 def test_what_works_for_synchronet_is_not_found(tmp_path: Path, text: str) -> None:

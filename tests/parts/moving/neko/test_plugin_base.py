@@ -11,6 +11,8 @@ from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
 from toolbus.functions.tool_spec import ToolSpec
 from toolbus.parts.moving.neko.plugin_base import tools_of
+from toolbus.parts.moving.neko.plugin_context import describe_message
+from toolbus.parts.moving.neko.plugin_i18n import PluginI18n
 from toolbus.parts.moving.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.sdk import (
     EntryConflictError,
@@ -247,3 +249,37 @@ def test_a_tool_definition_without_handler_is_refused_when_it_is_offered() -> No
     with pytest.raises(TypeError, match="handler="):
         ToolDefinition("echo").spec()
     assert ToolDefinition("echo").source == "external"
+
+
+@pytest.mark.parametrize(
+    ("name", "english", "chinese"),
+    [(None, "Ask the user.", "问用户。"), ("Ann", "Ask Ann.", "问Ann。")],
+)
+def test_texts_have_the_users_name(
+    name: str | None, english: str, chinese: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MASTER_NAME", raising=False)
+    if name is not None:
+        monkeypatch.setenv("MASTER_NAME", name)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "Ask {MASTER_NAME}."}}}
+
+    class Asking(NekoPluginBase):
+        @llm_tool(name="ask", description="问{MASTER_NAME}。", parameters=schema)
+        def ask(self, **_: Any) -> None: ...
+
+    (listed,) = Asking(None).list_llm_tools()
+    assert listed["description"] == chinese
+    assert listed["parameters"]["properties"]["a"]["description"] == english
+    assert describe_message({"content": "Ask {MASTER_NAME}."})[0] == english
+    texts = PluginI18n({"en": {"a": "Ask {MASTER_NAME}."}})
+    assert (texts.t("a"), texts.t("a", MASTER_NAME="Bo")) == (english, "Ask Bo.")
+
+
+@pytest.mark.parametrize("text", ["x" * 20_000, "猫" * 6_000, "\U0001f63a" * 5_000])
+def test_a_description_that_is_too_long_is_cut_with_a_warning(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    made = NekoPluginBase(None)
+    made.register_llm_tool("long", text, {"type": "object"}, print)
+    (listed,) = made.list_llm_tools()
+    assert 16_000 < len(listed["description"].encode()) <= 16 * 1024
+    assert text.startswith(listed["description"].removesuffix("…"))
+    assert "long: its description is cut to 16384 bytes" in caplog.text

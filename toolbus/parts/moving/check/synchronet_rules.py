@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ _LOADS = re.compile(r"(?<![\w$.])(?:load|require)\s*\(")
 _TEXT = re.compile(r"""\s*["']([^"'\n]*)["']""")
 _OLD = re.compile(r"\bfor\s+each\s*\(|\bcatch\s*\(\s*\w+\s+if\b|=\s*<\w|\.toSource\s*\(")
 _REGISTERED = re.compile(r"\bllm_tool_register\s*\(")
-_NAMED = re.compile(r"""\bname\s*:\s*["']([^"'\n]*)["']""")
+_PART = re.compile(r"(?P<open>[{(\[])|(?P<close>[})\]])|(?P<key>[\w$]*)\s*(?P<colon>:)")
+_QUOTED_KEY = re.compile(r"""["']([\w$]+)["']\s*$""")
 _LOADED_ANYWAY = "sbbsdefs.js"
 
 
@@ -51,18 +51,46 @@ def _names(source: SourceFile) -> Iterator[Finding]:
     """Yields registrations with a bad name, and those whose two names differ: the bus takes none, the BBS the first."""
     yield from bad_names(source, "llm_tool_register")
     code = code_of(source)
-    starts = [match.start() for match in _REGISTERED.finditer(code)]
-    for start, end in itertools.pairwise([*starts, len(code)]):
-        names = list(dict.fromkeys(_NAMED.findall(source.text, start, end)))[:2]
-        if len(names) == 2 and re.search(r"\bdef\s*:", code[start:end]) and names[1] not in _properties(source, start):
+    for match in _REGISTERED.finditer(code):
+        own = _keys(source, code, code.find("{", match.end()))
+        definition = own.get("def")
+        inner = {} if definition is None else _keys(source, code, definition)
+        if "function" in inner:
+            inner = _keys(source, code, inner["function"])
+        names = [_written(source, keys.get("name")) for keys in (own, inner)]
+        if all(names) and names[0] != names[1]:
             what = f"a tool is called {names[0]!r} and, in its definition, {names[1]!r}: it is left out"
-            yield source.finding(line_of(code, start), Effect.STOPS, what, "Give both the same name.")
+            yield source.finding(line_of(code, match.start()), Effect.STOPS, what, "Give both the same name.")
 
 
-def _properties(source: SourceFile, start: int) -> set[str]:
-    """Returns the names that stand in the parameters of a registration."""
-    place = source.text.find("parameters", start)
-    return set(_NAMED.findall(source.text, place)) if place >= 0 else set()
+def _keys(source: SourceFile, code: str, place: int) -> dict[str, int]:
+    """Returns the keys of the object that is written out at a place, with the places of their values.
+
+    Args:
+        code: the code of the file, in which the texts are blank; quoted keys are read from the file.
+    """
+    keys: dict[str, int] = {}
+    if not 0 <= place < len(code) or not code[place:].lstrip().startswith("{"):
+        return keys
+    depth = 0
+    for match in _PART.finditer(code, place):
+        if match["open"]:
+            depth += 1
+        elif match["close"]:
+            depth -= 1
+            if not depth:
+                break
+        elif depth == 1:
+            quoted = _QUOTED_KEY.search(source.text, 0, match.start("colon")) if not match["key"] else None
+            key = match["key"] or (quoted[1] if quoted else "")
+            keys.setdefault(key, match.end())
+    return keys
+
+
+def _written(source: SourceFile, place: int | None) -> str:
+    """Returns the text that is written out at a place; empty if something else is."""
+    text = None if place is None else _TEXT.match(source.text, place)
+    return text[1] if text else ""
 
 
 def _order(folder: Path) -> Iterator[Finding]:

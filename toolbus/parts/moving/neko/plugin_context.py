@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.parts.moving.neko.absences import find_absent
+from toolbus.parts.moving.neko.plugin_i18n import with_master_name
 from toolbus.parts.moving.neko.plugin_logger import PluginLogger
 
 # A message in N.E.K.O. has parts (text, pictures, sound, actions of its windows), and states where it is shown and
@@ -73,6 +74,7 @@ def describe_message(message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     others = [_writable(each) for each in listed if each.get("type") != "text"]
     kinds = ", ".join(dict.fromkeys(str(each.get("type") or "part") for each in others))
     text = "\n".join(texts) or str(message.get("description") or "") or (f"[{kinds}]" if kinds else "[no text]")
+    text = with_master_name(text)
     data: dict[str, Any] = {key: message[key] for key in _PASSED_ON if message.get(key)}
     if others:
         data["parts"] = others

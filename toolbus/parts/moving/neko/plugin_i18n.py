@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ log = logging.getLogger("toolbus.neko.plugin_i18n")
 REFERENCE = "$i18n"
 DEFAULT_LOCALE = "en"
 DEFAULT_FOLDER = "i18n"
+MASTER = "{MASTER_NAME}"
+_HAN = re.compile("[\u4e00-\u9fff]")
 _PLACEHOLDER = re.compile(r"\{\{\s*([\w.-]+)\s*\}\}|\{\s*([A-Za-z_][\w.-]*)\s*\}")
 
 
@@ -135,5 +138,17 @@ def _locales(*preferred: str | None) -> Iterator[str]:
     yield from (DEFAULT_LOCALE, "zh-CN")  # as in N.E.K.O., whose authors always write these two
 
 
+def with_master_name(text: str) -> str:
+    """Returns a text with the user's name in place of `{MASTER_NAME}`, as that system writes it before models read it.
+
+    The variable MASTER_NAME has the name; without it the word is "the user", in a text in Chinese "用户".
+    """
+    if MASTER not in text:
+        return text
+    name = os.environ.get("MASTER_NAME") or ("用户" if _HAN.search(text) else "the user")
+    return text.replace(MASTER, name)
+
+
 def _fill(text: str, params: Mapping[str, object]) -> str:
+    text = with_master_name(text) if "MASTER_NAME" not in params else text
     return _PLACEHOLDER.sub(lambda match: str(params.get(match[1] or match[2], match[0])), text) if params else text
