@@ -54,6 +54,18 @@ RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function of no arguments off the loop; `functools.partial(loop.run_in_executor, pool)` is one."""
 
 
+class CallLost(Exception):
+    """Ends a call with UNAVAILABLE: what its handler had handed it on to has ended, and the tool is not at fault.
+
+    Args:
+        ran: whether it may have begun; else a retry is safe whatever the tool does.
+    """
+
+    def __init__(self, text: str, *, ran: bool) -> None:
+        super().__init__(text)
+        self.ran = ran
+
+
 async def run_handler(
     spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolScope, run_sync: RunSync
 ) -> Result:
@@ -331,6 +343,11 @@ def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
     if isinstance(problem, asyncio.CancelledError):
         why = scope.cancel_reason or "its handler was cancelled inside the plugin"
         return _error(scope, Code.CANCELLED, f"the call of {spec.tool.name} was cancelled: {why}")
+    if isinstance(problem, CallLost):
+        stage = Stage.ACCEPTED if problem.ran else Stage.NOT_DISPATCHED
+        safe = not problem.ran or spec.tool.repeatable
+        error = CallError(Code.UNAVAILABLE, _cut(str(problem)), stage, retry_safe=safe)
+        return Result(scope.call_id, "null", is_error=True, error=error)
     refuses = isinstance(problem, RequestError)  # the request is wrong, not the tool, and the text explains it
     level = logging.DEBUG if refuses else logging.WARNING
     log.log(level, "tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=None if refuses else problem)

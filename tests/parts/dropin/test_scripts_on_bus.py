@@ -1,15 +1,18 @@
 """JavaScript files of a folder on a real bus, in their sandboxed processes."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.parts.dropin.script_cases import seed
 from tests.parts.dropin.test_script_group import registration
 from tests.parts.dropin.test_spindle_scripts import KNOWLEDGE, answering
 from tests.support.tool_folders import OfferedFolder, offered_folder, tool
 from tests.support.waiting import until
-from toolbus.errors import Code
+from toolbus.errors import Code, Stage
 from toolbus.parts.dropin.group_process import ProcessPlan
 from toolbus.protocol.tool import MIB
 from toolbus.sdk import Host
@@ -137,3 +140,31 @@ async def test_a_script_without_end_or_measure_harms_only_itself_and_runs_again(
         await folder.wait_for_report(r"dropin:greedy.js#1 offered ", 2)
         assert await called(folder, "greedy") == "well"
         assert len(await folder.pids(3)) == 3
+
+
+@pytest.mark.parametrize("is_extension", [False, True])
+async def test_jobs_without_end_end_their_call_and_others_are_lost_without_blame(
+    tmp_path: Path, is_extension: bool
+) -> None:
+    body = (
+        "if (ARGS.wait) return new Promise(() => {}); if (!ARGS.loop) return 'well';"
+        " (async () => { while (true) await null })(); return new Promise(() => {})"
+    )
+    manifest = {"files": {"greedy.js": {"cpu_seconds": 1}}}
+    (tmp_path / "_manifest.json").write_text(json.dumps(manifest))
+    if is_extension:
+        write(tmp_path, greedy=answering(body.replace("ARGS", "payload.args"), "greedy"))
+    else:
+        write(tmp_path, greedy=registration("greedy", body.replace("ARGS", "args")))
+    async with offered_folder(tmp_path) as folder:
+        await folder.wait_for_report(" offered ", 1)
+        waiting = asyncio.create_task(folder.bus.call("greedy", {"wait": 1}))
+        await until(lambda: "active=1" in repr(folder.bus.dispatcher), "the call to be in flight")
+        looping = (await folder.bus.call("greedy", {"loop": 1})).error
+        assert looping is not None
+        assert (looping.code, "without end" in looping.message) == (Code.TOOL, True)
+        lost = (await waiting).error
+        assert lost is not None
+        assert (lost.code, lost.stage, lost.retry_safe) == (Code.UNAVAILABLE, Stage.ACCEPTED, False)
+        async with Host(folder.bus.grpc_addresses[0]) as host:  # it waits while no process is there
+            assert (await host.call("greedy", {})).unwrap() == "well"

@@ -22,6 +22,7 @@ from typing import Any
 from toolbus.common.text import repair_utf8, shorten
 from toolbus.errors import Code, Stage
 from toolbus.functions.reply import Err, Ok, Reply, dump_output
+from toolbus.functions.runner import CallLost
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.parts.dropin.manifest import FILE
 from toolbus.protocol.tool import CallError, Result
@@ -111,8 +112,8 @@ def _soft_error(returned: Any) -> str:
 
 
 def _error_result(name: str, error: BaseException) -> Result:
-    """Returns the result of a handler that raised; a cancellation is raised again, for the SDK."""
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+    """Returns the result of a handler that raised; what the SDK has a meaning for is raised again."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit | CallLost):
         raise error
     log.warning("tool %s failed", name, exc_info=error)
     return failed_tool(_error_text(error), type(error).__name__)

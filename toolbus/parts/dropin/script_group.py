@@ -23,6 +23,7 @@ from typing import Any
 from toolbus.common.text import clean_lines, list_names, parse_json, shorten
 from toolbus.errors import InvalidTool, SetupError, ToolBusError
 from toolbus.functions.reply import Err
+from toolbus.functions.runner import CallLost
 from toolbus.functions.tool_spec import ToolSpec
 from toolbus.parts.dropin.file_declarations import DEFINITION_KEYS, OPTIONS, located, offered, register_tool, registered
 from toolbus.parts.dropin.file_loader import FileProblem, Guard, Loaded, extension_manifest
@@ -195,6 +196,7 @@ class ScriptGroup:
             try:
                 return await self._ask("call", fields, env["deadline"])
             except ScriptError as error:
+                _raise_if_lost(error)
                 log.warning("tool %s of %s failed: %s", name, self._origins[name], _trace(error))
                 return failed_tool(with_remedy(str(error)), "ScriptError")
 
@@ -216,6 +218,7 @@ class ScriptGroup:
         try:
             returned = await self._ask("invoke", {"payload": payload}, invocation.scope.deadline)
         except ScriptError as error:
+            _raise_if_lost(error)
             log.warning("tool %s failed: %s", invocation.tool_name, _trace(error))
             return Err(with_remedy(error.message) or FAILED)
         finally:
@@ -270,6 +273,11 @@ class ScriptGroup:
                 self._engine.notify("generated", {"id": number, "error": error})
             case ["ignored", name]:
                 _write(_WARNING, ignored_text(str(name)))
+
+
+def _raise_if_lost(error: ScriptError) -> None:
+    if error.lost:
+        raise CallLost(f"another call ended the process of the scripts: {error}", ran=error.began)
 
 
 def _generation(request: Mapping[str, Any]) -> dict[str, Any]:

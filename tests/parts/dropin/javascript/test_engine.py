@@ -113,6 +113,72 @@ def test_a_call_that_throws_fails_with_its_text_and_the_scope_goes_on(body: str,
     scope.engine.close()
 
 
+THROWN = {
+    "null": "null was thrown, by the script or since the scripts of this scope reached their limit of 64 MiB",
+    "undefined": "undefined was thrown",
+    "''": "an empty text was thrown",
+    "0": "0",
+    "NaN": "NaN",
+    "-1.5": "-1.5",
+    "false": "false",
+    "10n": "10",
+    "Symbol('here')": "Symbol(here)",
+    "[1, {a: 2}]": '[1,{"a":2}]',
+    "{code: 5}": '{"code":5}',
+    "(() => { const a = {}; a.a = a; return a })()": "[a value that cannot be shown]",
+    "function named() {}": "a function was thrown: named",
+    "new Error": "Error",
+    "new RangeError('far')": "RangeError: far",
+    "Object.assign(new Error('x'), {name: 'Own'})": "Own: x",
+    "Object.defineProperty(new Error('x'), 'message', {get() { throw 1 }})": "Error: [a message that cannot be shown]",
+    "Object.defineProperty(new Error('x'), 'stack', {get() { throw 1 }})": "Error: x",
+    "new AggregateError([new Error('one'), 'two'], 'all')": "AggregateError: all: Error: one: two",
+    "Object.assign(new Error('x'), {cause: new TypeError('y')})": "Error: x: TypeError: y",
+    "(() => { const { proxy, revoke } = Proxy.revocable({}, {}); revoke(); return proxy })()": "[a value that cannot",
+    "new Proxy({}, {get() { throw 1 }})": "[a value that cannot be shown]",
+    "'x'.repeat(1e6)": "x" * 8192,
+    "'\\ud800'": "\ud800",
+    "new Date(0)": '"1970-01-01T00:00:00.000Z"',
+    "Object.create(null)": "{}",
+}
+
+
+@pytest.mark.parametrize("how", ["throw {}", "return Promise.reject({})", "return (async () => {{ throw {} }})()"])
+@pytest.mark.parametrize(("value", "text"), THROWN.items(), ids=THROWN.keys())
+def test_whatever_a_call_throws_or_rejects_with_is_its_error(value: str, text: str, how: str) -> None:
+    scope = Scope(EngineLimits(heap_bytes=64 * MIB, turn_seconds=SECONDS))
+    scope.tool(f"if (args === 'go on') return 1; {how.format(f'({value})')}")
+    with pytest.raises(ScriptError) as raised:
+        scope.call()
+    assert str(raised.value).startswith(text)
+    assert len(str(raised.value)) <= 8192
+    assert raised.value.message or value == "new Error"
+    assert not raised.value.fatal
+    assert scope.call("go on") == 1
+    scope.engine.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "(async () => { while (true) await null })(); return new Promise(() => {})",
+        "const again = () => Promise.resolve().then(again); return again()",
+        "const f = () => { queue() }, queue = () => Promise.resolve().then(f); queue(); return new Promise(() => {})",
+    ],
+)
+def test_jobs_without_end_fail_their_call_and_only_lose_the_others(body: str) -> None:
+    scope = Scope(EngineLimits(turn_seconds=0.2))
+    scope.tool(f"if (args === 'wait') return new Promise(() => {{}}); {body}")
+    waiting = scope.engine.request("call", {"name": "t", "args": "wait", "env": {}})
+    endless = scope.engine.request("call", {"name": "t", "args": 0, "env": {}})
+    behind = scope.engine.request("call", {"name": "t", "args": "wait", "env": {}})
+    errors = [each.exception(SECONDS) for each in (endless, waiting, behind)]
+    late = scope.engine.request("call", {"name": "t", "args": "wait", "env": {}}).exception(SECONDS)
+    ends = [(each.fatal, each.lost, each.began) for each in (*errors, late) if isinstance(each, ScriptError)]
+    assert ends == [(True, False, True), (True, True, True), (True, True, False), (True, True, False)]
+    assert "a script started jobs without end" in str(errors[0])
+
+
 @pytest.mark.parametrize(
     "body",
     [

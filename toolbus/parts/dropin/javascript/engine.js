@@ -4,6 +4,7 @@
   "use strict";
   const { parse, stringify } = JSON;
   const MAX_RESULT = 8 * 1024 * 1024; // characters of a result's JSON: beyond what the bus takes
+  const MAX_FAILURE = 8 * 1024; // characters of each part of an error
   const MAX_LINES = 200; // of the log, in one turn
   const MAX_TIMERS = 1000;
   const DEBUG = 7, INFO = 6, WARNING = 4, ERROR = 3; // as syslog has them
@@ -38,14 +39,34 @@
     return value instanceof Error || Object.prototype.toString.call(value) === "[object Error]";
   }
 
-  // What a call failed with: the text as `'' + error` has it, the message alone, and where it was thrown.
+  // What a call failed with: the text as `'' + error` has it, the message alone, and where it was thrown. Anything can
+  // be thrown: each part that cannot be read has a text in its place.
   function failure(error) {
+    const read = (get, otherwise) => {
+      try {
+        return String(get()).slice(0, MAX_FAILURE);
+      } catch {
+        return otherwise;
+      }
+    };
+    if (error === null) return ["null", "null", ""];
+    let known = false;
     try {
-      const stack = isError(error) ? String(error.stack) : "";
-      return [show(error), isError(error) ? String(error.message) : show(error), stack];
+      known = isError(error);
     } catch {
-      return ["an error that cannot be shown", "", ""];
+      // a proxy that was revoked
     }
+    if (!known) {
+      const text = typeof error === "function" ? `a function was thrown: ${read(() => error.name, "")}`
+        : error === undefined || error === "" ? `${error === "" ? "an empty text" : "undefined"} was thrown`
+        : read(() => show(error), "[a value that cannot be shown]");
+      return [text, text, ""];
+    }
+    const inner = read(() => [...(error.errors ?? []), ...(error.cause === undefined ? [] : [error.cause])].map((each) => `: ${failure(each)[0]}`).join(""), "");
+    const name = read(() => error.name, "Error");
+    const message = read(() => error.message, "[a message that cannot be shown]") + inner;
+    const text = read(() => String(error), message === "" ? name : `${name}: ${message}`) + inner;
+    return [text.slice(0, MAX_FAILURE), message.slice(0, MAX_FAILURE), read(() => error.stack, "")];
   }
 
   // Ends a call with what a function returns or throws, now or once its promise is settled.

@@ -46,10 +46,23 @@ class ScriptError(Exception):
         message: what was thrown, without the name of its class.
         stack: where, for the log; empty if unknown.
         fatal: whether the engine has ended.
+        lost: whether the call was lost with the engine, and is not at fault itself.
+        began: whether it had begun by then.
     """
 
-    def __init__(self, text: str, message: str | None = None, stack: str = "", *, fatal: bool = False) -> None:
+    def __init__(
+        self,
+        text: str,
+        message: str | None = None,
+        stack: str = "",
+        *,
+        fatal: bool = False,
+        lost: bool = False,
+        began: bool = True,
+    ) -> None:
         super().__init__(text)
+        self.lost = lost
+        self.began = began
         self.message = text if message is None else message
         self.stack = stack
         self.fatal = fatal
@@ -129,6 +142,7 @@ class Engine:
         self._timers: list[tuple[float, int]] = []  # when each is due, and its id: a heap
         self._context: Any = None  # of QuickJS, which only the engine's thread may touch; None before the start
         self._host: Any = None  # the one function of the scope that this side calls
+        self._current = 0  # the number of the message whose turn it is
         self._has_job = False  # whether another job of the scope may wait
         self.end_reason = ""  # why it has ended; empty while it runs
         self._closing = threading.Lock()  # held while a message is put in, and while it ends: so none is lost
@@ -179,7 +193,7 @@ class Engine:
     def _submit(self, message: _Message) -> concurrent.futures.Future[Any]:
         with self._closing:
             if self.end_reason:
-                message.future.set_exception(ScriptError(self.end_reason, fatal=True))
+                message.future.set_exception(_lost(self.end_reason, began=False))
             else:
                 self._inbox.put(message)
         return message.future
@@ -216,7 +230,7 @@ class Engine:
         limit = self._limits.load_seconds if message.kind in ("load", "install") else self._limits.turn_seconds
         if message.deadline is not None:
             limit = min(limit, max(0.05, message.deadline - time.monotonic()))
-        number = next(self._numbers)
+        number = self._current = next(self._numbers)
         if message.answered:
             self._calls[number] = message.future
         self._context.set_time_limit(limit)
@@ -281,21 +295,22 @@ class Engine:
             if message.kind == "timer":
                 self.notify("stop_timer", message.fields)
         elif _is_out_of_memory(text):
-            error = self._out_of_memory(error.stack)
-        if number not in self._calls and len(self._calls) == 1:
-            number = next(iter(self._calls))  # the only call there is: it waited for this
+            error = self._out_of_memory(text, error.stack)
+        number = self._waiting(number)
         if number in self._calls:
             self._settle(number, error)
         else:
             self._pass_on(["log", 3, f"{error}\n{error.stack}"])
 
-    def _out_of_memory(self, stack: str) -> ScriptError:
+    def _out_of_memory(self, thrown: str, stack: str) -> ScriptError:
         """Returns the error of a script that ran out of memory; ends the engine if the scope keeps what fills it."""
         self._context.gc()
         limit = self._limits.heap_bytes
         text = f"the scripts of this scope reached their limit of {limit // MIB} MiB of memory: hold less at once"
         if self._context.memory()["malloc_size"] > _FULL * limit:
             self._give_up(text)
+        elif thrown == "null":
+            text = f"null was thrown, by the script or since {text}"
         return ScriptError(text, stack=stack, fatal=bool(self.end_reason))
 
     def _deliver(self) -> None:
@@ -312,7 +327,8 @@ class Engine:
                 case ["done", number, text]:
                     self._settle(number, _value(text))
                 case ["failed", number, text, message, stack] if _is_out_of_memory(text):
-                    self._settle(number, self._out_of_memory(stack))
+                    self._current = number
+                    self._settle(number, self._out_of_memory(text, stack))
                 case ["failed", number, text, message, stack]:
                     self._settle(number, ScriptError(text, message, stack))
                 case ["timer", timer, milliseconds]:
@@ -338,18 +354,27 @@ class Engine:
 
     def _give_up(self, reason: str) -> None:
         if not self.end_reason:
-            self._end(reason)
+            self._end(reason, self._waiting(self._current))
             self._ended(reason)
 
-    def _end(self, reason: str) -> None:
+    def _waiting(self, number: int) -> int:
+        """Returns the call that a turn belongs to: its own, or the only call there is, which waited for it."""
+        return next(iter(self._calls)) if number not in self._calls and len(self._calls) == 1 else number
+
+    def _end(self, reason: str, culprit: int = 0) -> None:
         with self._closing:
             self.end_reason = reason
+        self._settle(culprit, ScriptError(reason, fatal=True))
         for number in list(self._calls):
-            self._settle(number, ScriptError(reason, fatal=True))
+            self._settle(number, _lost(reason))
         while not self._inbox.empty():
             message = self._inbox.get()
             if message is not None and message.future.set_running_or_notify_cancel():
-                message.future.set_exception(ScriptError(reason, fatal=True))
+                message.future.set_exception(_lost(reason, began=False))
+
+
+def _lost(reason: str, *, began: bool = True) -> ScriptError:
+    return ScriptError(reason, fatal=True, lost=True, began=began)
 
 
 def _is_out_of_memory(text: str) -> bool:
