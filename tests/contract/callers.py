@@ -76,10 +76,15 @@ class ProgramCaller(Caller):
 
 
 class HostCaller(Caller):
-    """`toolbus.sdk.Host` over the bus's socket."""
+    """`toolbus.sdk.Host` over gRPC."""
+
+    lane = "off"
 
     async def __aenter__(self) -> Self:
-        self._host = await Host(self.bus.grpc_addresses[0]).__aenter__()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TOOLBUS_LANE", self.lane)
+            host = Host(self.bus.grpc_addresses[0])
+        self._host = await host.__aenter__()
         return self
 
     async def __aexit__(self, *how: Any) -> None:
@@ -87,6 +92,12 @@ class HostCaller(Caller):
 
     async def call(self, name: str, arguments: Any = None, **options: Any) -> Result:
         return await self._host.call(name, arguments, **options)
+
+
+class LaneCaller(HostCaller):
+    """The same over the lane."""
+
+    lane = "on"
 
 
 class StreamCaller(Caller):
@@ -257,6 +268,7 @@ async def _read_events(answer: httpx.Response, on_progress: SeeProgress) -> Resu
 CALLERS: dict[str, type[Caller]] = {
     "program": ProgramCaller,
     "host": HostCaller,
+    "lane": LaneCaller,
     "stream": StreamCaller,
     "http": HttpCaller,
 }

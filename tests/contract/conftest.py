@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 RESULT_BYTES = 200_000
 
 # The callers that kinds which are slow to offer are paired with: the program, as in most tests, and one other.
-CALLERS = {"rest": {"", "http"}, "dropin": {"", "host"}}
+CALLERS = {"rest": {"", "http"}, "dropin": {"", "host"}, "lane": {"", "lane"}}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

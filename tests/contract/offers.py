@@ -71,7 +71,9 @@ class RegistryOffer(Offer):
 
 
 class SdkOffer(Offer):
-    """`toolbus.sdk.Plugin` over the bus's socket; its handlers run on a loop and on threads of their own."""
+    """`toolbus.sdk.Plugin` over gRPC; its handlers run on a loop and on threads of their own."""
+
+    lane = "off"
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
@@ -79,7 +81,9 @@ class SdkOffer(Offer):
         self._plugin: Plugin | None = None  # None before the first tool
 
     async def _change(self, added: Sequence[Work], removed: Sequence[str]) -> None:
-        plugin = self._plugin or Plugin(SOURCE, address=self.bus.grpc_addresses[0])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TOOLBUS_LANE", self.lane)
+            plugin = self._plugin or Plugin(SOURCE, address=self.bus.grpc_addresses[0])
         for name in set(removed) - self.works.keys():
             plugin.remove_tool(name)
         for work in added:
@@ -94,6 +98,12 @@ class SdkOffer(Offer):
         if self._plugin is not None:
             await on(self._thread, self._plugin.close(WAIT_SECONDS))
             await asyncio.to_thread(self._thread.stop)
+
+
+class LaneOffer(SdkOffer):
+    """The same over the lane."""
+
+    lane = "on"
 
 
 class StubsOffer(Offer):
@@ -181,6 +191,7 @@ KINDS = {
     "local": Kind(LocalOffer, raised="ValueError: no such city", slots_of="tool"),
     "registry": Kind(RegistryOffer, raised="ValueError: no such city", slots_of="tool"),
     "sdk": Kind(SdkOffer, raised="ValueError: no such city", slots_of="session"),
+    "lane": Kind(LaneOffer, raised="ValueError: no such city", slots_of="session"),
     "stubs": Kind(StubsOffer, raised="no such city", slots_of="session"),
     "dropin": Kind(
         DropinOffer, raised="tool exec: no such city", slots_of="session", soft_errors=True, shows_chunks=False

@@ -198,7 +198,8 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
     before = settle({}, {})
     for name, row in _ROWS.items():
         assert row[2] == f"`TOOLBUS_{name.upper()}`"
-        flip = "no" if name in ("grpc_reflection", "console", "audit", "repair_arguments", "metrics") else "yes"
+        switched_on = ("grpc_reflection", "console", "audit", "repair_arguments", "metrics", "lane")
+        flip = "no" if name in switched_on else "yes"
         number = name.endswith("_seconds") or name.startswith("missed_") or name in ("trace_most", "metrics_tools")
         value = samples.get(name, "7" if number else flip)
         assert settle({}, {f"TOOLBUS_{name.upper()}": value}) != before, name

@@ -349,6 +349,13 @@ class Config:
         "how many tools have their own series: those with most calls; the rest is `other`; at most 10,000",
         check=_check_metrics_tools,
     )
+    lane: bool = setting(
+        True,
+        FLAG,
+        "plugins and hosts on the SDK connect over [the lane](#the-lane), where they can; without it over gRPC. "
+        "`TOOLBUS_LANE` is read by them too",
+        option=Option("Serve plugins and hosts on the SDK over gRPC only.", name="--no-lane"),
+    )
     grpc_reflection: bool = setting(True, FLAG, "clients can list the services of the server")
     slow_seconds: float = setting(
         10.0,

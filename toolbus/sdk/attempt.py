@@ -28,7 +28,7 @@ from toolbus.errors import (
 from toolbus.protocol.session import Side, State
 from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.outgoing_calls import PeerSession
-from toolbus.sdk.transport import PeerTransport
+from toolbus.sdk.transport import LaneTransport, PeerTransport, connect_lane
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -130,10 +130,13 @@ class Attempt:
         self.session.outbox.wake = self.transport.wake
 
     def _open_transport(self) -> PeerTransport:
+        settings, outbox = self._settings, self.session.outbox
+        lane = connect_lane(settings.bus) if settings.lane else None
+        if lane is not None:
+            return LaneTransport(lane, settings.bus, outbox, self._loop)
         from toolbus.sdk.grpc_transport import GrpcTransport  # grpc takes a third of a program's start
 
-        settings = self._settings
-        return GrpcTransport(settings.bus, self.credential, self.session.outbox, settings.timings.writer, self._loop)
+        return GrpcTransport(settings.bus, self.credential, outbox, settings.timings.writer, self._loop)
 
     @property
     def reached(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolbus.common.setting import SWITCHES
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 from toolbus.protocol.limits import MIB
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
 
 MESSAGE_BYTES = 16 * MIB  # the largest message that this side receives, and the bus too unless it states a limit
+LANE_BY_DEFAULT = False
 MAX_IN_FLIGHT = 4096  # calls that a session may have in flight in each direction
 
 
@@ -77,6 +79,7 @@ class ConnectionSettings:
         timings: its timeouts and pauses.
         credential: proves who this peer is, to a bus that requires it; None for none.
         all_or_none: whether the bus refuses all tools if one of them is bad.
+        lane: whether it uses the lane where there is one; None means TOOLBUS_LANE, then yes.
 
     Raises:
         SetupError: from the constructor; a setting breaks its rule.
@@ -92,11 +95,14 @@ class ConnectionSettings:
     timings: ConnectionTimings = TIMINGS
     credential: Credential | None = None
     all_or_none: bool = False
+    lane: bool | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", choose_address(self.address, self.credential).text)
         object.__setattr__(self, "token", self.token or os.environ.get("TOOLBUS_TOKEN", ""))
         object.__setattr__(self, "instance", self.instance or secrets.token_hex(16))
+        if self.lane is None:
+            object.__setattr__(self, "lane", lane_allowed(os.environ.get("TOOLBUS_LANE", "")))
         if self.token and not self.bus.tls and not self.bus.is_local:
             raise SetupError(
                 f"the bus's address {self.address} is not of this machine, and the token of source "
@@ -116,6 +122,18 @@ class ConnectionSettings:
     def bus(self) -> BusAddress:
         """The address, parsed."""
         return BusAddress.parse(self.address)
+
+
+def lane_allowed(text: str) -> bool:
+    """Reads TOOLBUS_LANE.
+
+    Raises:
+        SetupError: it is neither on nor off.
+    """
+    allowed = SWITCHES.get(text.lower()) if text else LANE_BY_DEFAULT
+    if allowed is None:
+        raise SetupError(f"TOOLBUS_LANE is {quote(text)}, it must be on or off")
+    return allowed
 
 
 def find_credential(given: Credential | str | Path | None) -> Credential | None:

@@ -54,6 +54,8 @@ class GrpcTransport:
         writer_seconds: for the writer to notice that its stream has ended.
     """
 
+    name = "grpc"
+
     def __init__(
         self,
         bus: BusAddress,

@@ -36,8 +36,8 @@ class StreamsRoom(Room):
         service = ToolBusService(*shared, core.rooms.register, core.stalls)
         untrusted = UntrustedService(*shared, core.policy.is_untrusted, core.stalls)
         doors = Doors(core.neighbours, core.doorman, core.audit)
-        reflection = core.config.grpc_reflection
-        self.listeners = Listeners(service, untrusted, self.health, core.limits, doors, reflection=reflection)
+        how = {"reflection": core.config.grpc_reflection, "lane": core.config.lane}
+        self.listeners = Listeners(service, untrusted, self.health, core.limits, doors, **how)
         self._ticking: asyncio.Task[None] | None = None  # None until started
         core.signals.on_source(self.health.source_changed)
         core.signals.on_keys(lambda server: self.health.keys_changed())

@@ -135,18 +135,18 @@ class Doors:
     """
 
     def __init__(self, neighbours: Neighbours, doorman: Doorman, audit: Audit) -> None:
-        self._neighbours = neighbours
-        self._audit = audit
+        self.neighbours = neighbours
+        self.audit = audit
         self.remote = KeyDoor(doorman)
         self._keys = doorman.keys
 
     def interceptor(self, door: Door) -> DoorInterceptor:
         """Makes the interceptor that puts a door before every RPC of a server."""
-        return DoorInterceptor(door, self._audit)
+        return DoorInterceptor(door, self.audit)
 
     def local(self, host: str) -> NeighbourDoor:
         """Makes the door of an address on loopback."""
-        return NeighbourDoor(self._neighbours, host)
+        return NeighbourDoor(self.neighbours, host)
 
     def credentials(self, kind: str) -> grpc.ServerCredentials:
         """Returns the certificate that proves the bus to its clients; connections use a renewed one from then on.

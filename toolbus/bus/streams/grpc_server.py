@@ -13,7 +13,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -160,6 +160,14 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
         self._streams_of: Counter[str] = Counter()  # how many of them each identity has
 
+        # The unary RPCs by name, each with the message that it takes.
+        self.unary: dict[str, tuple[Any, Callable[[Any, Identity], Any]]] = {
+            "Register": (wire.RegisterRequest, self._register),
+            "Unregister": (wire.UnregisterRequest, self._unregister),
+            "Clear": (wire.ClearRequest, self._clear),
+            "List": (wire.ListRequest, self._list),
+        }
+
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
         """Offers tools of a live session."""
         return await self._respond(self._register, request, context)
@@ -178,6 +186,17 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             "session_id is empty, so every tool needs a callback_url: give each tool one, or attach first and pass "
             "Attached.session_id"
         )
+
+    def answer(self, method: str, request: bytes, identity: Identity) -> bytes:
+        """Runs a unary RPC; returns the response as it is sent.
+
+        Raises:
+            DecodeError: the request is not a message.
+            ToolBusError: it is refused.
+        """
+        kind, function = self.unary[method]
+        response: bytes = self._answer(function, kind.FromString(request), identity).SerializeToString()
+        return response
 
     async def _respond(
         self, function: Callable[[Request, Identity], Response], request: Request, context: Context
@@ -329,20 +348,26 @@ class GrpcServer:
         self._locks: list[IO[str]] = []  # held as long as their unix sockets
         self.addresses: tuple[str, ...] = ()  # where it listens, with the real ports
 
-    async def start(self, addresses: tuple[str, ...]) -> None:
+    async def start(
+        self, addresses: tuple[str, ...], bound: Callable[[tuple[str, ...]], Awaitable[None]] | None = None
+    ) -> None:
         """Binds every address and starts to serve.
+
+        Args:
+            bound: awaited with the addresses, ports filled in, before anybody is served.
 
         Raises:
             SetupError: an address is taken or cannot be bound; none is served then.
         """
         try:
-            bound = tuple(self._bind(address) for address in addresses)
+            self.addresses = tuple(self._bind(address) for address in addresses)
         except SetupError:
             for server in self._servers:
                 await server.start()  # grpcio releases ports that it has bound only after it has served
             await self.stop()
             raise
-        self.addresses = bound
+        if bound is not None:
+            await bound(self.addresses)
         for server in self._servers:
             await server.start()
 

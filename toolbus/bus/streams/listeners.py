@@ -1,8 +1,10 @@
-"""Opens and closes the gRPC servers of one bus: the main one, and a port for untrusted sources when it is needed."""
+"""Opens and closes the servers of one bus: gRPC, the lane beside it, and a port for untrusted sources when needed."""
 
 from __future__ import annotations
 
 import asyncio
+import platform
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
@@ -12,6 +14,7 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.streams.doors import Doors
 from toolbus.bus.streams.grpc_server import GrpcServer, ToolBusService
 from toolbus.bus.streams.health import Health
+from toolbus.bus.streams.lane_server import LaneServer
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.stall import StallWatch
@@ -94,11 +97,23 @@ def _refuse(request: object) -> NoReturn:
     )
 
 
+SCOPED_SINCE = (6, 12)  # version of Linux
+
+
+def scopes_sockets(release: str | None = None) -> bool:
+    """Tells whether the kernel's sandbox keeps programs from abstract unix sockets, and so from the lane.
+
+    Older kernels confine the TCP ports of a program only: there the lane closes when sandboxed programs come.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", platform.release() if release is None else release)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= SCOPED_SINCE
+
+
 UNTRUSTED_HOST = "127.0.0.1"  # whatever the bus's address is: the kernel's sandbox can allow TCP ports only
 
 
 class Listeners:
-    """The gRPC servers of one bus."""
+    """The servers of one bus."""
 
     def __init__(
         self,
@@ -109,7 +124,9 @@ class Listeners:
         doors: Doors,
         *,
         reflection: bool,
+        lane: bool,
     ) -> None:
+        self._lane = LaneServer(service, limits, doors.neighbours, doors.audit) if lane else None
         self._main = GrpcServer(service, limits, doors, health=health, reflection=reflection)
         self._doors = doors
         self._untrusted_service = untrusted
@@ -129,7 +146,7 @@ class Listeners:
         Raises:
             SetupError: an address is taken or cannot be bound; none is served then.
         """
-        await self._main.start(addresses)
+        await self._main.start(addresses, self._lane.start if self._lane is not None else None)
 
     async def untrusted_address(self, port: int = 0) -> str:
         """Returns the address where untrusted sources attach; the first request opens it.
@@ -158,6 +175,8 @@ class Listeners:
         return await self._listen(0)
 
     async def _listen(self, port: int) -> GrpcServer:
+        if self._lane is not None and not scopes_sockets():
+            self._lane.close()
         server = GrpcServer(self._untrusted_service, self._limits, self._doors)
         await server.start((f"{UNTRUSTED_HOST}:{port}",))
         return server
@@ -168,4 +187,6 @@ class Listeners:
         async with self._lock:
             if self._untrusted is not None:
                 await self._untrusted.stop()
+            if self._lane is not None:
+                self._lane.stop()
             await self._main.stop()

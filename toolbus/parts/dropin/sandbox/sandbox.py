@@ -160,6 +160,7 @@ _ADDED = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
     "PYTHONSAFEPATH": "1",  # else Python looks for modules in the working directory first
+    "TOOLBUS_LANE": "off",  # its rules let it connect to the port for drop-in tools only
     "MALLOC_ARENA_MAX": "2",  # else glibc reserves 64 MiB for each thread, which counts as memory
 }
 _DECIDES_CODE = re.compile(r"LD_.*|DYLD_.*|PYTHON.*|TOOLBUS_.*|MALLOC_.*|GLIBC_.*|GCONV_PATH|PATH", re.ASCII)
