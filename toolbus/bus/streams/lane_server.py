@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.audit.audit import Audit
+from toolbus.bus.audit import Audit
 from toolbus.bus.streams.grpc_server import ToolBusService
 from toolbus.bus.streams.invoke_stream import InvokeStream
 from toolbus.common.text import quote
