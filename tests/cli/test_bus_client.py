@@ -1,10 +1,17 @@
 """Finding a bus: addresses, exit code 3, and options that are not UTF-8."""
 
+import os
 import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from tests.support.other_user import CAN_BE_NOBODY, NOBODY
 from tests.support.processes import toolbus
+from tests.support.waiting import WAIT_SECONDS
+from toolbus.cli.bus_client import BusTarget, query
 
 
 @pytest.mark.parametrize(
@@ -45,3 +52,40 @@ def test_options_that_are_not_utf_8_are_wrong_usage(words: tuple[str, ...], bus:
     ended = toolbus(*words, "\udcff", "--bus", bus)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "toolbus: '\\udcff' is not UTF-8: write it in the terminal's encoding\n"
+
+
+@pytest.mark.skipif(not CAN_BE_NOBODY, reason="only root can give a socket to another user")
+@pytest.mark.parametrize("owner", [NOBODY, os.geteuid()])
+@pytest.mark.parametrize("words", [("list",), ("health",), ("call", "x")])
+def test_a_command_warns_of_a_program_of_another_user(words: tuple[str, ...], owner: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        os.fchown(listening.fileno(), owner, -1)
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+
+        def end_connections() -> None:
+            with suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+
+        thread = threading.Thread(target=end_connections)
+        thread.start()
+        ended = toolbus(*words, "--bus", address)
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join(WAIT_SECONDS)
+    assert (f"the program that listens at {address} belongs to" in ended.stderr) is (owner == NOBODY)
+    assert ended.returncode == 3
+
+
+@pytest.mark.parametrize("owner", [NOBODY, None])
+def test_a_request_to_a_program_of_another_user_carries_no_token(
+    owner: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    credential = tmp_path / "key.toml"
+    credential.write_text('token = "PAW"\n')
+    credential.chmod(0o600)
+    monkeypatch.setattr("toolbus.sdk.connection.foreign_owner", lambda address: owner)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        target = BusTarget(f"127.0.0.1:{listening.getsockname()[1]}", credential)
+        metadata = query(target, lambda channel, metadata: metadata)
+    assert bool(metadata) is (owner is None)
+    assert ("no token of a credential is sent to it" in capsys.readouterr().err) is (owner is not None)

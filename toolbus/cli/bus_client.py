@@ -93,8 +93,12 @@ class BusTarget:
             terminal.fail(str(error), terminal.USAGE)
 
 
-def check_listening(address: BusAddress) -> None:
-    """Ends the command if no server listens at an address."""
+def check_listening(address: BusAddress) -> bool:
+    """Ends the command if no server listens at an address, and warns of one that is another user's.
+
+    Returns:
+        Whether it may be the bus of this user or of root, who may have the token of a credential.
+    """
     try:
         if address.is_unix:
             with socket.socket(socket.AF_UNIX) as attempt:
@@ -104,6 +108,16 @@ def check_listening(address: BusAddress) -> None:
             socket.create_connection((address.host, address.port), CONNECT_SECONDS).close()
     except OSError as error:
         fail_without_bus(address, error.strerror or str(error))
+    from toolbus.common.local_users import show_user
+    from toolbus.sdk.connection import foreign_owner
+
+    owner = foreign_owner(address)
+    if owner is not None:
+        terminal.print_note(
+            f"the program that listens at {address} belongs to {show_user(owner)}, neither to you nor to root: check "
+            "that it is the bus; no token of a credential is sent to it"
+        )
+    return owner is None
 
 
 def fail_without_bus(address: BusAddress, reason: str) -> NoReturn:
@@ -122,7 +136,7 @@ def query(bus: BusTarget, request: Callable[[grpc.Channel, Metadata], Reply]) ->
         request: takes the metadata that each of its RPCs has to carry.
     """
     address, credential = bus.read()
-    check_listening(address)
+    trusted = check_listening(address)
     import grpc
 
     from toolbus.sdk.credential import tls_credentials
@@ -134,7 +148,7 @@ def query(bus: BusTarget, request: Callable[[grpc.Channel, Metadata], Reply]) ->
         else grpc.insecure_channel(address.target, options=options)
     ) as channel:
         try:
-            return request(channel, credential.metadata if credential is not None else ())
+            return request(channel, credential.metadata if credential is not None and trusted else ())
         except grpc.RpcError as error:
             _fail_rpc(address, credential, error)
 
