@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.bus.keys.tls_handshake import client_context, handshake, server_context
 from toolbus.errors import SetupError
-from toolbus.parts.identity.authority import Authority, all_names, expiry_of, names_of
+from toolbus.parts.identity.authority import Authority, all_names, names_of, validity_of
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
@@ -82,10 +82,10 @@ def test_during_a_rotation_old_and_new_peers_accept_each_other(tmp_path: Path, n
 
 def test_a_root_lives_for_ten_years_and_what_it_issues_never_longer() -> None:
     authority, _ = Authority.create(NOW)
-    assert (expiry_of(authority.root_pems) - NOW) // DAY == 3652
+    assert (validity_of(authority.root_pems)[1] - NOW) // DAY == 3652
     assert authority.server(["a"], NOW).expires == NOW + 90 * DAY
     assert authority.client("a", NOW, 0.5).expires == NOW + DAY / 2
-    assert authority.client("a", NOW, 9999).expires == expiry_of(authority.root_pems)
+    assert authority.client("a", NOW, 9999).expires == validity_of(authority.root_pems)[1]
 
 
 def test_a_clients_certificate_names_its_identity() -> None:

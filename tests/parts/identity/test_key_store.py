@@ -23,6 +23,7 @@ from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.keys.keys_file import CA, SERVER
 from toolbus.common.reader import Reader
 from toolbus.errors import SetupError
+from toolbus.parts.identity.authority import validity_of
 from toolbus.parts.identity.key_store import CA_KEY, CROSSED, CredentialRequest, KeyStore
 from toolbus.sdk.credential import Credential
 
@@ -211,6 +212,25 @@ def test_a_certificate_that_is_renewed_during_a_rotation_is_accepted_by_the_old(
     assert keys.store.renew_server()[0]
     ring = keys.ring()
     assert ring.server_certificate().chain.count(b"BEGIN") == 2
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_certificate_that_was_made_while_the_clock_was_ahead_is_renewed_when_it_is_right_again(
+    keys: KeysDirectory, is_running: bool
+) -> None:
+    right, ring = keys.clock.now, keys.ring()
+    keys.clock.now = right + 60 * DAY
+    assert ring.renew_if_due(keys.store)
+    ring.reload()
+    ahead = ring.server_certificate().chain
+    keys.clock.now = right
+    ring = ring if is_running else keys.ring()
+    assert ring.renew_if_due(keys.store)
+    ring.reload()
+    assert ring.server_certificate().chain != ahead
+    begin, end = validity_of(ring.server_certificate().chain)
+    assert begin <= right < end
+    assert not ring.renew_if_due(keys.store)
 
 
 def test_without_the_authoritys_key_nothing_is_issued_and_revocation_works(keys: KeysDirectory) -> None:

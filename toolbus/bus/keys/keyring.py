@@ -127,6 +127,7 @@ class Keyring:
         self._paths = (directory / FILE, directory / CA, directory / SERVER)
         self._stamps = tuple(map(stamp_of, self._paths))  # of the files as they were read, broken or not
         self.settling = False
+        self._looked_at = 0.0  # when it was looked at last: a clock that goes back makes a certificate not valid yet
         self._renew_at = 0.0  # when to look at the server's certificate again; 0: now
         self._state = self._read(None)
 
@@ -264,8 +265,9 @@ class Keyring:
             Whether it was renewed; the next `reload` reads the new one.
         """
         now = self._clock()
-        if now < self._renew_at:
+        if self._looked_at <= now < self._renew_at:
             return False
+        self._looked_at = now
         try:
             renewed, self._renew_at = renewer.renew_server()
         except SetupError as error:

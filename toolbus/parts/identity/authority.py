@@ -163,9 +163,10 @@ def all_names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*(name.lower().strip("[]") for name in names), *LOCAL_NAMES]))
 
 
-def expiry_of(pem: bytes) -> float:
-    """Returns when the first certificate of a PEM text ends, in seconds since the epoch."""
-    return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+def validity_of(pem: bytes) -> tuple[float, float]:
+    """Returns from when the first certificate of a PEM text is valid and until when, in seconds since the epoch."""
+    certificate = x509.load_pem_x509_certificate(pem)
+    return certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
 
 
 def names_of(pem: bytes) -> list[str]:

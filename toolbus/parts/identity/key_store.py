@@ -30,9 +30,9 @@ from toolbus.parts.identity.authority import (
     Authority,
     Issued,
     all_names,
-    expiry_of,
     moment_of,
     names_of,
+    validity_of,
 )
 
 try:
@@ -146,7 +146,9 @@ class KeyStore:
         return after, created
 
     def renew_server(self) -> tuple[bool, float]:
-        """Renews the server's certificate if it is due, or if its names are not those of the file.
+        """Renews the server's certificate if it is due or not valid yet, or if its names are not those of the file.
+
+        One that is not valid yet was made while the clock was ahead.
 
         Returns:
             Whether it was renewed, and when to check again, in seconds since the epoch.
@@ -155,8 +157,9 @@ class KeyStore:
         with locked(self._directory):
             names = self.read().names
             current = self._content(SERVER)
-            due = expiry_of(_certificates(current)) - RENEW_BEFORE_DAYS * DAY
-            if now < due and names_of(_certificates(current)) == all_names(names):
+            begin, end = validity_of(_certificates(current))
+            due = end - RENEW_BEFORE_DAYS * DAY
+            if begin <= now < due and names_of(_certificates(current)) == all_names(names):
                 return False, due
             authority = self._authority()
             server = authority.server(names, now)
