@@ -9,8 +9,10 @@ import pytest
 from toolbus.errors import SetupError
 from toolbus.processes.child_environment import (
     EVERY_PROCESS,
+    MCP_SERVER,
     NEVER_PASSED_ON,
     PLUGIN,
+    AllowedVariables,
     mentioned_variables,
     requested_variables,
     token_of,
@@ -32,6 +34,26 @@ EVERYTHING = dict.fromkeys(SECRETS | USUAL, "x")
 
 def test_a_plugin_gets_what_programs_need_and_no_key_of_a_service() -> None:
     assert PLUGIN.choose(EVERYTHING).keys() == USUAL
+
+
+@pytest.mark.parametrize("allowed", [PLUGIN, MCP_SERVER])
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "http_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize(
+    ("value", "passed_on"),
+    [
+        ("http://ann:secret@proxy.example:3128", "http://proxy.example:3128"),
+        ("http://ann:se/cr@et@proxy.example:3128", "http://proxy.example:3128"),
+        ("ann:secret@proxy.example:3128", "proxy.example:3128"),
+        ("socks5h://secret@[::1]:1080", "socks5h://[::1]:1080"),
+        ("http://proxy.example:3128/", "http://proxy.example:3128/"),
+        ("", ""),
+    ],
+)
+def test_the_password_of_a_proxy_is_passed_on_only_where_an_operator_names_the_variable(
+    allowed: AllowedVariables, name: str, value: str, passed_on: str
+) -> None:
+    assert allowed.choose({name: value}) == {name: passed_on}
+    assert requested_variables([name], {name: value}) == {name: value}
 
 
 def test_what_every_process_gets_a_plugin_gets_too_and_neither_gets_what_is_never_passed_on() -> None:

@@ -45,11 +45,18 @@ class AllowedVariables:
     prefixes: tuple[str, ...]
 
     def choose(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables of an environment that are on this list."""
-        return {name: value for name, value in environment.items() if self._has(name)}
+        """Returns the variables of an environment that are on this list; URLs of proxies without user and password."""
+        chosen = {name: value for name, value in environment.items() if self._has(name)}
+        return chosen | {name: _without_user(chosen[name]) for name in chosen.keys() & ALL_PROXIES}
 
     def _has(self, name: str) -> bool:
         return name in self.names or (name.startswith(self.prefixes) and not _LIKE_A_SECRET.search(name))
+
+
+def _without_user(proxy: str) -> str:
+    """Returns the URL of a proxy without user and password: they are this process's, as its keys are."""
+    scheme, separator, rest = proxy.rpartition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 # Programs and their libraries, languages, time zones, certificates, the bus; no path of the user's files.
@@ -74,14 +81,14 @@ EVERY_PROCESS = AllowedVariables(
     ("LC_", "GRPC_"),
 )
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
+ALL_PROXIES = frozenset((*_PROXIES, *map(str.lower, _PROXIES)))
 PLUGIN = AllowedVariables(
     EVERY_PROCESS.names
     | {
         *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME", "TMPDIR", "TMP", "TEMP"),
         *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"),
         *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
-        *_PROXIES,
-        *map(str.lower, _PROXIES),
+        *ALL_PROXIES,
         *("TERM", "COLORTERM", "COLUMNS", "LINES", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"),
         *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS"),  # notifications, screenshots
         *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
@@ -94,8 +101,7 @@ MCP_SERVER = AllowedVariables(
         {
             *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP"),
             *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
-            *_PROXIES,
-            *map(str.lower, _PROXIES),
+            *ALL_PROXIES,
         }
     ),
     ("LC_", "XDG_"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -262,6 +263,30 @@ def _agree(url: str) -> None:
     assert urlsplit(url).path == "/authorize"
     with urllib.request.urlopen(url, timeout=30) as page:
         page.read()
+
+
+def _intrude_and_agree(url: str) -> None:
+    """Does what any program of this machine can do while a login waits, then what the browser does."""
+    redirect = parse_qs(urlsplit(url).query)["redirect_uri"][0]
+    for query in ("error=access_denied", "code=evil", "code=evil&state=guessed", "error=no&state="):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{redirect}?{query}", timeout=30)
+        assert refused.value.code == 400
+        refused.value.close()
+    _agree(url)
+
+
+@pytest.mark.timeout(300)
+async def test_a_request_without_the_state_of_the_login_neither_ends_nor_answers_it(home: Path) -> None:
+    server = GuardedWithLogin()
+    await server.start()
+    try:
+        assert await asyncio.to_thread(
+            login, home, "far", server.url, show=lambda text: None, open_browser=_intrude_and_agree
+        )
+        assert [each["code"] for each in server.login.grants] == ["code"]
+    finally:
+        await server.kill()
 
 
 @pytest.mark.timeout(300)  # two processes load the SDK, which takes seconds on a busy machine

@@ -188,6 +188,30 @@ def test_a_profile_and_an_identity_see_what_their_patterns_allow() -> None:
     assert list(view.resources(Profile(), someone)) == ["x://2"]
 
 
+@pytest.mark.parametrize("greedy", ["{+x}", "{scheme}://{+x}", "mail:{+x}", "notes://{+x}", "notes://a/{+x}"])
+def test_a_template_takes_no_uri_that_another_mount_lists_or_names_better(greedy: str) -> None:
+    features = Features()
+    features.add(Mounted("greedy", templates=[greedy]))
+    features.add(Mounted("notes", resources=["notes://1"], templates=["notes://a/b/{id}"]))
+    view = FeatureView(features, Policy(), ToolNames())
+
+    def owners(uri: str) -> list[str]:
+        return [each.source for each in view.providers_of(Profile(), LOCAL, uri)]
+
+    assert owners("notes://1") == ["notes"]
+    assert owners("notes://a/b/2") == ["notes"]
+    own = {"mail:{+x}": "mail:7", "notes://{+x}": "notes://c", "notes://a/{+x}": "notes://a/c"}.get(greedy)
+    assert owners(own or "notes://c") == (["greedy"] if own else ["notes"])
+    assert owners("other://1") == []
+
+
+def test_the_only_mount_with_resources_gets_what_its_template_names_with_a_variable_alone() -> None:
+    features = Features()
+    features.add(Mounted("only", templates=["{+x}"]))
+    view = FeatureView(features, Policy(), ToolNames())
+    assert [each.source for each in view.providers_of(Profile(), LOCAL, "any://1")] == ["only"]
+
+
 def test_a_mount_for_certain_users_levels_and_roles_shows_others_neither_prompts_nor_resources() -> None:
     features = Features()
     features.add(Mounted("m", prompts=["p"], resources=["x://1"], templates=["x://{a}"], role="ops", min_level=5))

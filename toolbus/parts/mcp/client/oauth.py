@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import logging
 import sys
@@ -316,6 +317,7 @@ class Loopback:
 
     def __init__(self) -> None:
         self.redirect_uri = ""
+        self._state = ""  # of the login that waits
         self._server: asyncio.Server | None = None  # None until open
         self._result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
 
@@ -327,6 +329,10 @@ class Loopback:
         except OSError:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.redirect_uri = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/callback"
+
+    def expect(self, page: str) -> None:
+        """Waits for the redirect of this page: only one with its state, which no other program knows, counts."""
+        self._state = _first(page, "state")
 
     async def wait(self) -> AuthorizationCodeResult:
         """Returns the parameters of the redirect.
@@ -367,6 +373,8 @@ class Loopback:
         fields = {name: values[0] for name, values in parse_qs(target.query).items()}
         if method != "GET" or target.path != "/callback" or not {"code", "error"} & set(fields):
             return "404 Not Found", "This page does not exist."
+        if not hmac.compare_digest(fields.get("state", "").encode(), self._state.encode()):
+            return "400 Bad Request", "This is not the login that waits."
         if self._result.done():
             return "409 Conflict", "The login has ended already."
         if "code" not in fields:
@@ -376,6 +384,11 @@ class Loopback:
         result = {name: fields[name] for name in ("code", "state", "iss") if name in fields}
         self._result.set_result(AuthorizationCodeResult.model_validate(result))
         return "200 OK", "You are logged in."
+
+
+def _first(url: str, field: str) -> str:
+    """Returns the first value of a field in a URL's query; "" for none."""
+    return parse_qs(urlsplit(url).query).get(field, [""])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +424,12 @@ async def get_token(request: TokenRequest, show: Callable[[str], Awaitable[None]
     if show is None and tokens is not None and tokens.access and f"Bearer {tokens.access}" != challenge.used:
         return  # another helper was faster
     loopback = Loopback()
+
+    async def begin(page: str) -> None:
+        loopback.expect(page)
+        if show is not None:
+            await show(page)
+
     try:
         if show is not None:
             await loopback.open(_registered_redirect(store))
@@ -419,7 +438,7 @@ async def get_token(request: TokenRequest, show: Callable[[str], Awaitable[None]
             url,
             store,
             loopback.redirect_uri or _registered_redirect(store) or "http://127.0.0.1:1/callback",
-            show,
+            begin if show is not None else None,
             loopback.wait if show is not None else None,
             expired=challenge.status == 401 and show is None,
         )

@@ -76,15 +76,29 @@ class FeatureView:
     def providers_of(self, profile: Profile, identity: Identity, uri: str) -> list[FeatureProvider]:
         """Returns the mounts that may have a resource, the most likely first.
 
-        A URI that is not listed may come from a result of a tool. Only mounts with other URIs of its scheme get it: it
-        may contain data that other servers must not see.
+        A URI may contain data that other servers must not see. So one that is listed belongs to the mount that lists
+        it, and a template takes URIs of the scheme that it names only, and none of which another template says more
+        before its first variable. A URI of neither may come from a result of a tool: mounts with URIs of its scheme
+        get it. A template that begins with a variable counts if no other mount has resources.
         """
         resources, templates = self.resources(profile, identity), self.templates(profile, identity)
-        owners = [resources[uri][0]] if uri in resources else []
-        owners += [provider for template, (provider, _) in templates.items() if matches(template, uri)]
         scheme = _scheme(uri)
+        if uri in resources:
+            owners = [resources[uri][0]]
+        else:
+            fitting = [
+                (len(_literal(each)), owner)
+                for each, (owner, _) in templates.items()
+                if _scheme(_literal(each)) == scheme and ":" in _literal(each) and matches(each, uri)
+            ]
+            most = max((length for length, _ in fitting), default=0)
+            owners = [owner for length, owner in fitting if length == most]
         if not owners:
-            owners = [owner for each, (owner, _) in (*resources.items(), *templates.items()) if _scheme(each) == scheme]
+            named = (*resources.items(), *((_literal(each), owner) for each, owner in templates.items()))
+            owners = [owner for each, (owner, _) in named if ":" in each and _scheme(each) == scheme]
+        having = [each for each in self._features.providers if "resources" in each.capabilities]
+        if not owners and len(having) == 1 and any(matches(each, uri) for each in templates):
+            owners = having
         return [each for each in dict.fromkeys(owners) if self._sees(profile, identity, uri, each)]
 
     def digest(self, kind: str, profile: Profile, identity: Identity) -> bytes:
@@ -174,6 +188,11 @@ def _after_variable(uri: str, places: Iterable[int], operator: str) -> set[int]:
             place += 1
             ends.add(place)
     return ends
+
+
+def _literal(template: str) -> str:
+    """Returns what a template says before its first variable."""
+    return template.partition("{")[0]
 
 
 def _scheme(uri: str) -> str:
