@@ -82,6 +82,8 @@ def call(request: object, params: dict[str, Any]) -> None:
     said = given.get("text", "")
     if name not in {tool["name"] for tool in tools()}:
         return send(id=request, error={"code": -32602, "message": f"Unknown tool: {name}"})
+    if "arguments" in SWITCHES:
+        return send(id=request, result=text(json.dumps(given)))
     if "meta" in SWITCHES:
         return send(id=request, result=text(json.dumps(params.get("_meta") or {})))
     if name in ("sleep", "hinted") and "tasks" in SWITCHES:

@@ -350,7 +350,7 @@ class CallArguments:
                 return text
         repaired = text if passes else self._repair(checker, text, arguments, strips) if repairs else None
         if repaired is None:
-            raise invalid(text, arguments, checker)
+            raise invalid(text, arguments, checker, declaration)
         repaired = with_whole_numbers(checker, repaired, limit)
         self._log_repairs(caller, call, repairs_of(repaired))
         return repaired

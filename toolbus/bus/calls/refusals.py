@@ -6,7 +6,7 @@ Backpressure is here too: a full caller or tool is OVERLOADED at once, with a hi
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from toolbus.bus.access.quota import CALLS_PER_SECOND, Quota
 from toolbus.bus.calls.call import Caller
@@ -59,11 +59,19 @@ def bad_call_id(call_id: str) -> Refused:
     )
 
 
-def invalid(text: str, arguments: object, checker: ArgumentChecker) -> Refused:
+@runtime_checkable
+class Advising(Protocol):
+    """A handler whose operator can decide that its arguments are not checked; `advice` says how, as a clause."""
+
+    advice: str
+
+
+def invalid(text: str, arguments: object, checker: ArgumentChecker, declaration: Declaration) -> Refused:
     """Refuses arguments that are not an object, or break the schema."""
     if type(arguments) is not dict:
         return Refused(Code.INVALID_ARGUMENTS, f"the arguments are {quote(text)}, they must be a JSON object")
-    return Refused(Code.INVALID_ARGUMENTS, checker.explain(arguments))
+    advice = next((f" ({each.advice})" for each in declaration.handlers if isinstance(each, Advising)), "")
+    return Refused(Code.INVALID_ARGUMENTS, checker.explain(arguments) + advice)
 
 
 def must_fit(text: str, context: pb.CallContext | None, more: int, name: str, largest: int) -> None:

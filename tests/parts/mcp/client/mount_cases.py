@@ -48,7 +48,7 @@ class House:
         await until(lambda: mount.state in (MountState.LIVE, MountState.DEGRADED))
         return mount
 
-    async def call(self, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> Result:
+    async def call(self, name: str, arguments: dict[str, Any] | str | None = None, **options: Any) -> Result:
         async with asyncio.timeout(WAIT_SECONDS):
             return await self.bus.call(f"small:{name}", arguments, **options)
 

@@ -126,6 +126,36 @@ async def test_arguments_with_line_breaks_stay_one_line(house: House) -> None:
     assert (await house.bus.call("small:echo", '{\n  "text":\r\n "a\\nb"\n}')).unwrap() == "a\nb"
 
 
+JUDGED: list[tuple[str, Any]] = [
+    ('{"text":{"a":1},"seconds":"soon"}', {"text": {"a": 1}, "seconds": "soon"}),
+    ('{"text":[{},null],"more":1}', {"text": [{}, None], "more": 1}),
+    ('{"text":{"a":12345678901234567890123}}', {"text": {"a": 12345678901234567890123}}),
+]
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_refusal_of_arguments_names_the_switch_that_lets_the_server_judge_them(house: House, era: str) -> None:
+    await house.live(era, "arguments")
+    for sent, _ in JUDGED[:2]:
+        error = (await house.call("echo", sent)).error
+        assert error is not None
+        assert error.code is Code.INVALID_ARGUMENTS
+        assert '"check_arguments": false' in error.message
+        assert "mount small" in error.message
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_server_that_judges_arguments_gets_what_was_sent(house: House, era: str) -> None:
+    await house.live(era, "arguments", check_arguments=False)
+    for sent, arrives in JUDGED:
+        assert json.loads((await house.call("echo", sent)).unwrap()) == arrives
+    for broken in ("{", "[1]", '"text"', '{"text":1}\n{"jsonrpc":"2.0"}'):
+        error = (await house.call("echo", broken)).error
+        assert error is not None
+        assert error.code is Code.INVALID_ARGUMENTS
+    assert json.loads((await house.call("echo", "{}")).unwrap()) == {}  # the connection goes on
+
+
 @pytest.mark.parametrize(
     ("sent", "arrives"),
     [

@@ -101,6 +101,7 @@ class MountHandler:
         owner: starts the server, and is told what its answers show.
 
     Attributes:
+        advice: how its operator can leave arguments to the server, for refusals.
         names: the server's name of each tool, by our name.
         param_names: the arguments that go into HTTP headers, by our name of the tool; most tools have none.
         output_checkers: of the results, by our name of the tool.
@@ -119,6 +120,9 @@ class MountHandler:
 
     def __init__(self, entry: MountEntry, dispatcher: Dispatcher, owner: HandlerOwner) -> None:
         self.source = entry.name
+        self.advice = (
+            f'if the server takes them, set "check_arguments": false below "toolbus" of the mount {entry.name}'
+        )
         self.max_in_flight = entry.max_in_flight
         self.pending: dict[str, Any] = {}
         self.slots = Slots()

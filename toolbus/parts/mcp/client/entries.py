@@ -62,6 +62,7 @@ class MountEntry:
         idle_seconds: without a call, after which its process ends; 0: never.
         era: of the protocol: ``auto`` finds out which one the server speaks, ``legacy`` and ``modern`` demand one.
         pin: what happens to a tool whose declaration changed: ``warn`` offers it, ``block`` waits for an approval.
+        check_arguments: whether the bus checks arguments by the schemas of its tools; else the server alone judges them.
         trust_hints: whether the hints of its tools are trusted: read-only and idempotent calls may run twice.
         instructions: whether MCP clients get its instructions.
         login: whether it needs OAuth (`toolbus mount --login`).
@@ -88,6 +89,7 @@ class MountEntry:
     idle_seconds: float = field(default=0.0, repr=False)
     era: str = field(default="auto", repr=False)
     pin: str = field(default="warn", repr=False)
+    check_arguments: bool = field(default=True, repr=False)
     trust_hints: bool = field(default=False, repr=False)
     instructions: bool = field(default=False, repr=False)
     login: bool = field(default=False, repr=False)
@@ -336,6 +338,7 @@ OWN_KEYS: Keys = {
     "idle_seconds": ("idle_seconds", lambda reader: reader.number(0, MAX_IDLE_SECONDS)),
     "era": ("era", lambda reader: reader.choice(ERAS)),
     "pin": ("pin", lambda reader: reader.choice(PINS)),
+    "check_arguments": ("check_arguments", Reader.flag),
     "trust_hints": ("trust_hints", Reader.flag),
     "instructions": ("instructions", Reader.flag),
     "login": ("login", Reader.flag),

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from toolbus.bus.catalog.entry import CompiledTool, compile_tool
-from toolbus.bus.catalog.schema import compile_output_schema
+from toolbus.bus.catalog.schema import compile_output_schema, compile_schema
 from toolbus.bus.core import Core
 from toolbus.bus.storage.database import checksum_of, time_bytes
 from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
@@ -394,6 +394,8 @@ def _compile(
         # The size limits of the wire apply too.
         tool = replace(Tool.from_wire(tool.to_wire(), limits), **_overrides(entry, tool))
         item = compile_tool(tool, limits)
+        if not entry.check_arguments:  # an object they have to be, for the message around them
+            item = replace(item, checker=compile_schema('{"type":"object"}', limits))
     except RecursionError:
         raise InvalidTool(
             [f"tool {quote(name)} is nested too deep: a bus takes {limits.schema_depth} levels"]
