@@ -57,6 +57,34 @@ def client(bus: Bus) -> HttpClient:
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
+def failed_with(message: str) -> Result:
+    return Result(is_error=True, error=CallError(Code.TOOL, message, Stage.ACCEPTED))
+
+
+@pytest.mark.parametrize("modern", [True, False])
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (failed_with("no page 7"), "Error: no page 7"),
+        (Result(is_error=True, output_json='"no page 7"'), "Error: no page 7"),
+        (
+            Result(is_error=True, content=(pb.ContentBlock(text=pb.TextContent(text="no page 7")),)),
+            "Error: no page 7",
+        ),
+        (failed_with("error 5: no page 7"), "error 5: no page 7"),
+        (failed_with("[Error] no page 7"), "[Error] no page 7"),
+        (failed_with("Failed to read page 7"), "Failed to read page 7"),
+        (Result(is_error=True, output_json='{"error":"no page 7"}'), '{"error":"no page 7"}'),
+        (failed_with("errors are rare"), "Error: errors are rare"),
+        (Result(output_json='"no page 7"'), "no page 7"),
+    ],
+)
+def test_a_failure_begins_with_a_word_for_it_for_clients_that_pass_on_texts_alone(
+    result: Result, text: str, modern: bool
+) -> None:
+    assert written(result, modern=modern)["content"][0]["text"] == text
+
+
 @pytest.mark.parametrize(
     ("output", "text", "legacy", "modern"),
     [
@@ -253,7 +281,7 @@ async def test_a_tool_that_goes_while_a_client_waits_for_it_is_unavailable_and_n
         result = await bench.call("away")
     assert result["_meta"][ERROR_META]["code"] == "UNAVAILABLE"
     assert result["_meta"][ERROR_META]["retry_safe"] is True
-    assert result["content"][0]["text"].startswith("not now; the last attempt: there is no tool 'away'")
+    assert result["content"][0]["text"].startswith("Error: not now; the last attempt: there is no tool 'away'")
     assert len(tries) == 1
 
 

@@ -150,7 +150,7 @@ async def test_a_tool_that_fails_has_completed_and_a_fault_of_the_protocol_has_f
         jobs.end(None, is_error=True, error=theirs)
         told, output, broken, foreign = [await get(bench, each) for each in tasks]
         assert (told["status"], told["result"]["isError"]) == ("completed", True)
-        assert told["result"]["content"][0]["text"] == "no page 7"
+        assert told["result"]["content"][0]["text"] == "Error: no page 7"
         assert (output["status"], output["result"]["isError"]) == ("completed", True)
         assert "half" in output["result"]["content"][0]["text"]
         assert (broken["status"], broken["error"]["code"], "result" in broken) == ("failed", McpCode.INTERNAL, False)

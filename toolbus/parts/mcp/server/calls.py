@@ -34,6 +34,7 @@ from toolbus.v1 import tool_pb2 as pb
 ERROR_META = "dev.toolbus/error"  # of a result: why a call failed, for programs
 # The reason of a failed call that a mounted server answered with a JSON-RPC error.
 RPC_REASON = re.compile(r"jsonrpc:(-?[0-9]{1,9})", re.ASCII)
+_SAYS_ERROR = re.compile(r"\W{0,8}(error|failed|failure|exception|traceback)\b", re.IGNORECASE)
 MAX_CALLERS = 256
 RETRIED = frozenset({Code.UNAVAILABLE, Code.OVERLOADED})
 FIRST_PAUSE = 0.01
@@ -196,10 +197,13 @@ def write_result(result: Result, request: McpRequest) -> bytes:
     structured = structured_text(result.output_json, modern=modern)
     raw = raw_json(structured) if structured else None
     text = (replace(result, content=()) if result.content else result).text  # content is written as blocks
-    parts = [b'{"content":', encode(write_content(result, text))]
+    failed = result.is_error or error is not None
+    content = write_content(result, text)
+    if failed:
+        _mark_failure(content)
+    parts = [b'{"content":', encode(content)]
     if raw is not None and error is None:
         parts += [b',"structuredContent":', bytes(raw)]
-    failed = result.is_error or error is not None
     parts.append(b',"isError":true' if failed else b',"isError":false')
     if modern:
         parts.append(b',"resultType":"complete"')
@@ -210,6 +214,15 @@ def write_result(result: Result, request: McpRequest) -> bytes:
         parts += [b',"_meta":', META_OF_RESULT]
     parts.append(b"}")
     return b"".join(parts)
+
+
+def _mark_failure(content: list[dict[str, Any]]) -> None:
+    """Lets the first text of a failure begin with a word for it: some clients pass on texts without `isError`."""
+    first = next((each for each in content if each["type"] == "text"), None)
+    if first is None:
+        content.insert(0, {"type": "text", "text": "Error"})
+    elif not _SAYS_ERROR.match(first["text"]):
+        first["text"] = f"Error: {first['text']}"
 
 
 def raise_rpc_error(error: CallError, result: Result, request: McpRequest) -> None:
