@@ -66,7 +66,7 @@ def failed_with(message: str) -> Result:
     ("result", "text"),
     [
         (failed_with("no page 7"), "Error: no page 7"),
-        (Result(is_error=True, output_json='"no page 7"'), "Error: no page 7"),
+        (Result(is_error=True, output_json='"no page 7"'), "Error: the tool reported a failure\nno page 7"),
         (
             Result(is_error=True, content=(pb.ContentBlock(text=pb.TextContent(text="no page 7")),)),
             "Error: no page 7",
@@ -74,7 +74,7 @@ def failed_with(message: str) -> Result:
         (failed_with("error 5: no page 7"), "error 5: no page 7"),
         (failed_with("[Error] no page 7"), "[Error] no page 7"),
         (failed_with("Failed to read page 7"), "Failed to read page 7"),
-        (Result(is_error=True, output_json='{"error":"no page 7"}'), '{"error":"no page 7"}'),
+        (failed_with('{"error":"no page 7"}'), '{"error":"no page 7"}'),
         (failed_with("errors are rare"), "Error: errors are rare"),
         (Result(output_json='"no page 7"'), "no page 7"),
     ],

@@ -62,7 +62,7 @@ class MountEntry:
         idle_seconds: without a call, after which its process ends; 0: never.
         era: of the protocol: ``auto`` finds out which one the server speaks, ``legacy`` and ``modern`` demand one.
         pin: what happens to a tool whose declaration changed: ``warn`` offers it, ``block`` waits for an approval.
-        check_arguments: whether the bus checks arguments by the schemas of its tools; else the server alone judges them.
+        check_arguments: whether the bus checks arguments by the schemas of its tools; else only the server judges them.
         trust_hints: whether the hints of its tools are trusted: read-only and idempotent calls may run twice.
         instructions: whether MCP clients get its instructions.
         login: whether it needs OAuth (`toolbus mount --login`).
