@@ -32,6 +32,7 @@ FLOORS = (
     "functions",  # a Python function as a tool; no connection, no bus
     "parts.moving.neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
+    "parts.extension",  # the API of extensions; a plugin of the SDK
     "parts.openapi",  # operations of an OpenAPI document as tools; a plugin of the SDK
     "parts.models.embeddings",
     "parts.models.search",
@@ -92,6 +93,7 @@ LIBRARIES = {
     "processes": set[str](),
     "parts.moving.neko": set[str](),
     "parts.moving.check": set[str](),
+    "parts.extension": set[str](),
     "parts.openapi": {"httpx", "yaml"},  # extra `openapi`, imported when they are used
     "parts.models.embeddings": {"numpy", "safetensors", "tokenizers"},  # extra `semantic`, imported when it is used
     "parts.models.search": set[str](),
@@ -231,7 +233,7 @@ def test_imports_go_down_only(place: str) -> None:
     wrong = [
         f"{file.relative_to(ROOT)}:{line} imports from {other}"
         for module, file in MODULES.items()
-        if module and _place(module) == place and file != PACKAGE / "bus" / "__init__.py"
+        if module and _place(module) == place and file not in (PACKAGE / "bus" / "__init__.py", TYPES_OF_PARTS)
         for line, other in _own_imports(file)
         if other and FLOOR_OF[other] > FLOOR_OF[place]
     ]

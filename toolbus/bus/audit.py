@@ -59,7 +59,7 @@ class AuditRecord:
 
     Attributes:
         time: seconds since the epoch.
-        fields: those of the line beside its place in the chain; texts are cut when it is written.
+        fields: those of the line besides its place in the chain; texts are cut when it is written.
         urgent: whether it must be on disk at once.
         calls: with the act `calls`: records as the bus has them, and the offset of their times to the epoch.
         written: set when it is on disk, or cannot be; None: no act waits for it.

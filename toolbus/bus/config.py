@@ -215,12 +215,12 @@ class Config:
     neighbours: tuple[str, ...] = setting(
         DEFAULT_NEIGHBOURS,
         texts(_users),
-        "which users of this machine may connect over loopback, beside the bus's own and root: `self`, `any`, or "
-        'names and uids such as `["www-data", 1001]` '
+        "which users of this machine may connect over loopback, in addition to the bus's own and root: `self`, `any`, "
+        'or names and uids such as `["www-data", 1001]` '
         "([Security](../about/security.md#who-may-connect-on-this-machine))",
         check=_check_neighbours,
         option=Option(
-            "Which users of this machine may connect, beside this one and root; may be repeated (default: self).",
+            "Which users of this machine may connect, besides this one and root; may be repeated (default: self).",
             "self|any|USER",
         ),
     )

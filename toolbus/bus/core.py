@@ -56,7 +56,7 @@ class Core:
         signals: notifies rooms of changes.
         stalls: tells when the bus stood still.
         rooms: the rooms of this bus, this one included.
-        web: the paths that rooms serve over HTTP beside the gateway's endpoints.
+        web: the paths that rooms serve over HTTP in addition to the gateway's endpoints.
         embedder: compares meanings for searches, where a program brings its own; None: the one that is installed;
             False: none.
         request_stop: requests the end of the whole bus; the program that runs it drains and stops it.

@@ -1,4 +1,4 @@
-"""Holds the paths that rooms serve over HTTP beside the gateway's own endpoints.
+"""Holds the paths that rooms serve over HTTP in addition to the gateway's own endpoints.
 
 A room adds an ASGI application when it opens. The gateway passes admitted requests to it: the access guard
 knows who makes the request, and the body is limited.

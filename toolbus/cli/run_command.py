@@ -164,7 +164,7 @@ ExecOption = Annotated[
     typer.Option(
         "--exec",
         metavar="NAME=COMMAND",
-        help="Run a program in any language as a plugin, without a shell; may be repeated, and beside files.",
+        help="Run a program in any language as a plugin, without a shell; may be repeated, and goes with files.",
     ),
 ]
 EnvOption = Annotated[

@@ -142,8 +142,8 @@ EPILOG = epilog(
     key of its sidecar model is read from TOOLBUS_SIDECAR_API_KEY only.
 
     With --mcp-servers the bus mounts the MCP servers of a file as MCP clients have it (mcpServers, or VS Code's
-    servers), beside those of `toolbus mount`, and follows its changes; ${VAR} in it is taken from the environment of
-    the bus.
+    servers), in addition to those of `toolbus mount`, and follows its changes; ${VAR} in it is taken from the
+    environment of the bus.
 
     When the bus is ready, it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off, and
     https=ADDR where that is served. The log goes to standard error. SIGINT and SIGTERM drain the bus, a second signal

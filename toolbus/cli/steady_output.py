@@ -39,7 +39,7 @@ def text_note(count: int, why: str = UNREAD) -> str:
 
 
 def json_note(key: str, **fields: str) -> Note:
-    """Returns what makes that line a JSON object, with the text under a key beside other fields."""
+    """Returns what makes that line a JSON object, with the text under a key among other fields."""
     return lambda count, why=UNREAD: json.dumps({**fields, key: _left_out(count, why)})
 
 

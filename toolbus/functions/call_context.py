@@ -94,7 +94,7 @@ class Inputs(NamedTuple):
 
 
 class CallOptions(NamedTuple):
-    """The options of a call beside the tool's name and arguments.
+    """The options of a call besides the tool's name and arguments.
 
     A named tuple, since calls make one each: a frozen dataclass takes 1.0 µs, this 0.3.
 
@@ -132,7 +132,7 @@ class CallOptions(NamedTuple):
     ) -> CallOptions:
         """Returns the options of a caller; for none `NO_OPTIONS`, which costs a call nothing."""
         if inputs is not None:
-            stated = (context or NO_CONTEXT).to_wire()  # the bus reads inputs only beside a context
+            stated = (context or NO_CONTEXT).to_wire()  # the bus reads inputs only with a context
             return cls(timeout, role, stated, schema_hash, background_after, inputs=inputs)
         if context is not None:
             return cls(timeout, role, context.to_wire(), schema_hash, background_after)

@@ -433,7 +433,7 @@ def _fits(hint: Any, above: dict[Any, Test], needed: frozenset[str] = _NOTHING_M
 
     Args:
         above: the tests of the classes around the hint, complete or not yet.
-        needed: keys that a record must have beside those that it requires itself.
+        needed: keys that a record must have in addition to those that it requires itself.
     """
     hint = unwrapped(hint)
     if not isinstance(hint, Hashable):

@@ -26,7 +26,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A result with parts beside its output.
+    """A result with parts in addition to its output.
 
     Attributes:
         output: for the model, like a plain return value.

@@ -36,7 +36,7 @@ from toolbus.protocol.tool import (
 
 # `declaration` checks the values.
 class ToolTraits(TypedDict, total=False):
-    """The options of a tool beside its name, description and schema. None of them is required.
+    """The options of a tool besides its name, description and schema. None of them is required.
 
     Attributes:
         timeout: seconds a call may take, more than 0 and at most 300; 30 by default.

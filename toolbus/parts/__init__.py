@@ -91,7 +91,7 @@ PARTS: tuple[Part, ...] = (
         rooms=(PartRoom("toolbus.parts.moving.upstream.room:UpstreamRoom", before="TasksRoom"),),
         loaders=("toolbus.parts.moving.neko.neko_loader:NekoLoader",),
         settings=("toolbus.parts.moving.upstream.settings:UpstreamSettings",),
-        needs=("dropin", "models", "tasks"),
+        needs=("dropin", "models", "tasks", "extension"),
     ),
     Part(
         "dropin",
@@ -107,14 +107,16 @@ PARTS: tuple[Part, ...] = (
         rooms=(PartRoom("toolbus.parts.dropin.room:DropinRoom"),),
         loaders=("toolbus.parts.dropin.dropin_loader:DropinLoader",),
         settings=("toolbus.parts.dropin.settings:DropinSettings",),
+        needs=("extension",),
         guards=("require_manifest",),
     ),
+    Part("extension"),
     Part(
         "council",
         extra="council",
         rooms=(PartRoom("toolbus.parts.council.room:CouncilRoom", before="StreamsRoom"),),
         settings=("toolbus.parts.council.settings:BusCouncil",),
-        needs=("models",),
+        needs=("models", "extension"),
     ),
     Part(
         "console",

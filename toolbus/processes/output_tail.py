@@ -27,7 +27,7 @@ ANSWER_CHARACTERS = 256 * 1024  # of one answer: at most six bytes each in JSON,
 MAX_ENDED = 50  # ended plugins whose output stays: drop-in tools get a new name with each change
 MAX_WAIT_SECONDS = 60.0
 BATCH_SECONDS = 0.05  # between the next line and the answer, so that a follower reads batches
-_LINE_COST = 120  # bytes that a line takes beside its text
+_LINE_COST = 120  # bytes that a line takes in addition to its text
 
 _STATES = {
     ReportKind.STARTED: "running",

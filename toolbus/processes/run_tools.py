@@ -18,7 +18,7 @@ from toolbus.errors import PeerLost, RequestError
 from toolbus.processes.output_tail import MAX_WAIT_SECONDS, OutputTails
 from toolbus.sdk import Credential, Plugin
 
-ACT_SECONDS = 10.0  # timeout of a call, beside what it waits for a line
+ACT_SECONDS = 10.0  # timeout of a call, in addition to what it waits for a line
 MAX_IN_FLIGHT = 32  # each follower holds a call
 MAX_HOST = 64  # characters of the machine's name in the source
 

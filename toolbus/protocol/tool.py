@@ -469,7 +469,7 @@ class Result:
         output_json: what the tool returned, as JSON text.
         is_error: whether the model should read this as a failure.
         error: set where a call failed, by the tool (code TOOL) or on its way (any other code).
-        content: parts beside the output, as wire messages of their own.
+        content: parts in addition to the output, as wire messages of their own.
         input_requests_json: the questions of a tool that cannot go on without answers; "" where it is done. The output
             is meaningless where there are questions.
         request_state: goes back to the tool with the answers.

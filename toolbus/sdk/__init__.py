@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, resource, text
     from toolbus.functions.scope import ToolScope
     from toolbus.functions.tool_spec import LlmToolMeta, ToolDefinition, llm_tool
+    from toolbus.parts.extension.extension import Extension, ToolInvocation
     from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, neko_plugin, plugin
     from toolbus.parts.moving.neko.plugin_context import PluginContext
     from toolbus.parts.moving.neko.plugin_lifecycle import lifecycle
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
     from toolbus.protocol.tool import CallError, Progress, Result, Tool
     from toolbus.sdk.attempt import RefusedTool, WaitingTool
     from toolbus.sdk.credential import Credential
-    from toolbus.sdk.extension import Extension
     from toolbus.sdk.generation import Generation, GenerationRequest
     from toolbus.sdk.host import Host, SyncHost
-    from toolbus.sdk.incoming_calls import ToolInvocation
     from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, ToolRef
     from toolbus.sdk.notification import Notification
     from toolbus.sdk.plugin_client import Permissions, Plugin
@@ -104,8 +103,7 @@ __getattr__, __dir__ = lazily(
         "sdk.listing": "CatalogChange ListedTool Listing ToolRef",
         "functions.tool_spec": "LlmToolMeta llm_tool ToolDefinition",
         "sdk.attempt": "RefusedTool WaitingTool",
-        "sdk.extension": "Extension",
-        "sdk.incoming_calls": "ToolInvocation",
+        "parts.extension.extension": "Extension ToolInvocation",
         "functions.call_context": "CallContext ContextMessage Inputs",
         "functions.scope": "ToolScope",
         "functions.reply": "Err Ok Reply audio image link resource text",

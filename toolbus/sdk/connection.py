@@ -538,7 +538,7 @@ def portions(tools: Sequence[pb.Tool], max_bytes: int) -> list[list[pb.Tool]]:
 
 
 DRAIN_TICK = 0.05  # seconds between two looks at the calls in flight, during a graceful shutdown
-RESULT_OVERHEAD = 64  # bytes of a result beside its output
+RESULT_OVERHEAD = 64  # bytes of a result in addition to its output
 LARGE_RESULT = 65_536  # characters, of up to 4 bytes each: only larger results are measured in bytes
 
 Answer = tuple[PeerSession, str, Outcome]

@@ -29,7 +29,7 @@ from toolbus.parts.council import settings
 from toolbus.parts.council.council import MAX_PARALLEL
 from toolbus.parts.council.deliberation import MAX_CHATS, MAX_ENTRIES_PER_CHAT, MAX_ENTRY_CHARACTERS
 from toolbus.parts.council.settings import ATTEMPTS
-from toolbus.sdk.incoming_calls import ToolInvocation
+from toolbus.parts.extension.extension import ToolInvocation
 
 PAGE = (Path(__file__).parents[3] / "docs" / "start" / "councils.md").read_text("utf-8")
 SPINDLE = (Path(__file__).parents[3] / "docs" / "moving" / "spindle.md").read_text("utf-8")

@@ -7,7 +7,7 @@ import pytest
 from tests.parts.council.fake_tool_source import settings
 from toolbus.functions.call_context import ContextMessage
 from toolbus.parts.council.deliberation import Scene, context_messages, message_of, text_of_content
-from toolbus.sdk.incoming_calls import context_text
+from toolbus.parts.extension.extension import context_text
 
 SCENE = Scene(persona="A tired guard.", character="The castle's ghost.", world_info="[Door]: of oak")
 

@@ -191,7 +191,7 @@ class More(NamedTuple):
 Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, str, More | str | None]
 """A record as the hot path makes it: the first fields of `CallRecord` without the number, then origin, own id, more.
 
-Where a call has only its trace beside the plain fields, the id of the trace stands there.
+Where a call has only its trace besides the plain fields, the id of the trace stands there.
 """
 
 

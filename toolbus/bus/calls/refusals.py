@@ -78,7 +78,7 @@ def must_fit(text: str, context: pb.CallContext | None, more: int, name: str, la
     """Refuses arguments that are larger than the plugin can receive.
 
     Args:
-        more: characters of what comes beside them.
+        more: characters of what comes in addition to them.
     """
     size = len(text.encode()) + (context.ByteSize() if context is not None else 0) + 4 * more
     if size > largest:

@@ -193,7 +193,7 @@ class Slots:
 
 BUS_SOURCE = "toolbus"  # the bus's own tools: listed only for requests that name the source, never by a bare name
 RUN_SOURCES = "run."  # how the sources of supervisors begin, `run.HOST.PID-ID`: their tools are hidden as the bus's own
-HOST_SOURCE = "host"  # of hosts that lend their model, beside other programs of that name
+HOST_SOURCE = "host"  # of hosts that lend their model, as other programs of that name
 LENT_MODEL = f"{HOST_SOURCE}:generate"  # the tool that calls it: needs a permission, listed to administrators only
 
 
@@ -349,7 +349,7 @@ class Entry:
         self.counts: CallCounts | None = None  # of its calls; None before the first
         self.last_error = ""  # why the tool went offline the last time
         self.suspended: Declaration | None = None  # its handler is unreachable; not offered until that resumes
-        self.warnings: dict[str, str] = {}  # for operators, beside those about its schema, by topic
+        self.warnings: dict[str, str] = {}  # for operators, in addition to those about its schema, by topic
         # Cached listings: of this entry alone, and together with the same tool of later roles. Each is valid only for
         # the tool that is stored with it.
         self.listing: tuple[Tool, ToolListing] | None = None

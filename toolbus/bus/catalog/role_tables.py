@@ -194,7 +194,7 @@ class RoleTables:
                 raise UnknownRole(item.tool.role)
 
     def may_wait(self, role: str, more: int = 0) -> bool:
-        """Tells whether a role exists, or tools may wait for it, beside so many further roles that do not exist."""
+        """Tells whether a role exists, or tools may wait for it, besides so many further roles that do not exist."""
         hidden = len(self.waiting) + len(self.reserved)
         return self.get(role) is not None or hidden + more < self.unconfigured_roles
 

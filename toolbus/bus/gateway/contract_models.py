@@ -131,7 +131,7 @@ class RegisterBody(BaseModel):
     ] = None
     council_eligible: Annotated[bool | None, Field(description="Whether council members may have it.")] = None
     inline_available: Annotated[
-        bool | None, Field(description="Whether a main model may call it beside a council, without a member.")
+        bool | None, Field(description="Whether a main model may call it outside a council, without a member.")
     ] = None
     min_level: Annotated[
         int | None, Field(ge=0, le=MAX_LEVEL, description="The access level that its callers' users need.")

@@ -1,4 +1,4 @@
-"""Holds the parts of the bus that the endpoints use: its core, and rooms beside the gateway."""
+"""Holds the parts of the bus that the endpoints use: its core, and rooms other than the gateway."""
 
 from __future__ import annotations
 

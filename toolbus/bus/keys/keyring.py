@@ -314,7 +314,7 @@ def _state(file: KeysFile, server: ServerCertificate, before: _State | None) -> 
 
 
 def _proof(key: KeyRecord) -> tuple[object, ...]:
-    """Returns the fields whose change makes a key another one, beside the scopes of its identity."""
+    """Returns the fields whose change makes a key another one, besides the scopes of its identity."""
     return key.identity, key.kind, key.sha256, key.expires
 
 

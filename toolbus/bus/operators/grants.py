@@ -29,7 +29,7 @@ from toolbus.protocol.tool import is_source
 # was removed; by source whether it may not offer tools. A change back to the configuration is removed from the store.
 # A bus does not start with permissions that it cannot read: tools that an operator restricted would be open.
 
-SILENCED = "silenced"  # the table of sources that may not offer tools, beside the tables of rules
+SILENCED = "silenced"  # the table of sources that may not offer tools, next to the tables of rules
 
 PERMISSIONS = Kind(  # by table and name: users, or null where a rule was removed; of a source a boolean
     "permissions",

@@ -322,7 +322,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
 
 
 class GrpcServer:
-    """Serves at several addresses: the service, and beside it health and reflection, neither without ``health``.
+    """Serves at several addresses: the service, and with it health and reflection, neither without ``health``.
 
     Each address has a server of its own, since who may connect, and by which proof, depends on the address.
 

@@ -21,7 +21,7 @@ from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-CALL_OVERHEAD = 96  # bytes of a call or result beside its JSON, about
+CALL_OVERHEAD = 96  # bytes of a call or result in addition to its JSON, about
 
 
 class Peer(Session[wire.InvokeResponse]):

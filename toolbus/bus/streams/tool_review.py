@@ -259,7 +259,7 @@ class ToolReview:
         """Judges tools of a session; changes nothing but adopted roles and first pins.
 
         Args:
-            offered: what counts against the limit `tools` beside these: `Registry.counted`.
+            offered: what counts against the limit `tools` in addition to these: `Registry.counted`.
 
         Raises:
             RequestError: with all_or_none, the fault of a tool; of bad declarations all faults.

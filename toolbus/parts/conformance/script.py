@@ -15,7 +15,7 @@ from toolbus.parts.conformance.certificates import ACCESS
 HERE = Path(__file__).parent
 LEVELS = ("must", "should")
 ROLES = ("plugin", "host", "remote")
-COMMON_KEYS = ("on", "within", "not_before", "rule")  # that every step may have beside its verb
+COMMON_KEYS = ("on", "within", "not_before", "rule")  # that every step may have in addition to its verb
 # The verbs of steps, each with further keys.
 VERBS: Mapping[str, tuple[str, ...]] = {
     "accept": ("with", "metadata", "answers_cancels"),

@@ -99,7 +99,7 @@ class AsyncTools:
             yield text
 
     async def picture(self) -> Reply:
-        """Returns a picture beside a text."""
+        """Returns a picture in addition to a text."""
         return Reply("a picture", [image(ONE_PIXEL, "image/png")])
 
     async def ask(self, ctx: ToolScope) -> Any:

@@ -56,10 +56,10 @@ from toolbus.parts.council.settings import (
     participants,
 )
 from toolbus.parts.council.tool_runner import ToolRunner
+from toolbus.parts.extension.extension import context_text
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameRule
 from toolbus.parts.models.loop.tool_source import ToolSource, source_of
 from toolbus.protocol.tool import MIB, Tool
-from toolbus.sdk.incoming_calls import context_text
 
 _MAX_HINTS = 4  # misspelt names of a run for which the nearest is looked up: that takes up to 5 ms each
 _RULE = "no tool of that name is offered to councils: it is misspelt, stopped, revoked or not council_eligible"

@@ -29,9 +29,8 @@ from toolbus.parts.dropin.file_declarations import DEFINITION_KEYS, OPTIONS, loc
 from toolbus.parts.dropin.file_loader import FileProblem, Guard, Loaded, extension_manifest
 from toolbus.parts.dropin.file_result import failed_tool
 from toolbus.parts.dropin.javascript import ANNOUNCES, Engine, EngineLimits, ScriptError, ignored_text, with_remedy
+from toolbus.parts.extension.extension import FAILED, ToolInvocation, invocation_spec, result_value
 from toolbus.sdk import Plugin, ToolScope
-from toolbus.sdk.extension import FAILED, invocation_spec, result_value
-from toolbus.sdk.incoming_calls import ToolInvocation
 from toolbus.sdk.lent_model import MAX_TOKENS
 
 log = logging.getLogger("toolbus.dropin.script_group")

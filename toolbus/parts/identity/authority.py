@@ -59,7 +59,7 @@ class Issued:
 
 
 class Authority:
-    """The root that issues, and the roots that are trusted beside it.
+    """The root that issues, and the roots that are trusted in addition to it.
 
     Args:
         key: private key of the issuing root, as PEM.

@@ -133,7 +133,7 @@ def _check_issuers(name: str, issuers: tuple[Issuer, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IssuerSettings:
-    """Whose tokens prove identities, beside those of `keys.toml`."""
+    """Whose tokens prove identities, in addition to those of `keys.toml`."""
 
     issuers: tuple[Issuer, ...] = setting((), table(read_issuers), check=_check_issuers)
 

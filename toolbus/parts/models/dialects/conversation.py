@@ -104,7 +104,7 @@ class Turn:
         raw: the provider's own message or items, to be echoed in the history exactly.
         stop: the provider's stop reason; may be "".
         ending: how it ended, read from the stop reason.
-        reason: details of that ending beside the stop reason, for people; may be "".
+        reason: details of that ending in addition to the stop reason, for people; may be "".
         usage: None if the provider does not report it.
         retry: whether the same request is likely to be answered, because the model wrote nothing, or something that its
             provider could not read.

@@ -164,7 +164,7 @@ def read_end(
 
     Args:
         text, calls: of the turn.
-        reason: the provider's details beside the stop reason.
+        reason: the provider's details in addition to the stop reason.
         nameless: whether the answer had calls without a name, which are not in `calls`.
         other: whether the answer has other parts than text, calls and reasoning: an image, a search of the provider.
         retry_empty: whether an empty answer without a reason is worth a second request.

@@ -60,8 +60,8 @@ from toolbus.parts.models.dialects.tool_choice import forced_tool
 from toolbus.parts.models.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.protocol.tool import Result, Tool
 
-# Parts have the keys of Google's Python SDK (`function_call`), which REST accepts beside its own (`functionCall`), and
-# signatures as base64 text, which both accept; so a turn can be stored as JSON.
+# Parts have the keys of Google's Python SDK (`function_call`), which REST accepts in addition to its own
+# (`functionCall`), and signatures as base64 text, which both accept; so a turn can be stored as JSON.
 
 NAME = "gemini"
 CALL = "function_call"

@@ -1,6 +1,6 @@
 """Writes and reads Gemini Live: tools fixed when the session opens, calls in batches, their answers in one message.
 
-Messages have the keys of the Python SDK (`function_declarations`), which the server accepts beside its own
+Messages have the keys of the Python SDK (`function_declarations`), which the server accepts in addition to its own
 (`functionDeclarations`). With the SDK, `session_update(export)["setup"]` belongs into the config of `live.connect`,
 and `answers(...)[0]["tool_response"]` are the arguments of `send_tool_response`.
 

@@ -52,7 +52,7 @@ NAME = "openai"
 _REASONING_KEYS = ("reasoning_content", "reasoning")
 # The standard keys of a call. Others must be echoed: Gemini's endpoint of this format puts its thought signature there.
 _CALL_KEYS = frozenset(("id", "type", "function", "index"))
-_OTHER_KEYS = ("audio", "images")  # of a message, beside text, reasoning and calls
+_OTHER_KEYS = ("audio", "images")  # of a message, besides text, reasoning and calls
 
 
 def read_answer(answer: Any, names: NameTable) -> Turn:
@@ -86,7 +86,7 @@ def read_message(
     """Reads a message of the model.
 
     Args:
-        reason: the server's details beside the stop reason.
+        reason: the server's details in addition to the stop reason.
     """
     text, thinking = _text_and_thinking(message.get("content"))
     refusal = _refusal(message)

@@ -103,7 +103,7 @@ class PluginRouter:
 
 
 class PluginServices:
-    """The part of the plugins' base class beside tools. Each attribute is made when it is first used.
+    """The part of the plugins' base class besides tools. Each attribute is made when it is first used.
 
     A plugin may replace any of them; the names of toolbus's own attributes begin with ``_toolbus``.
 

@@ -74,7 +74,7 @@ class PluginI18n:
         return resolve_i18n_refs(value, self, locale=locale)
 
 
-# What plugins import beside the class, with the names that they have there.
+# What plugins import in addition to the class, with the names that they have there.
 
 
 def load_plugin_i18n_from_dir(locales_dir: str | Path, *, default_locale: str = DEFAULT_LOCALE) -> PluginI18n:

@@ -487,7 +487,7 @@ class ToolRegistry:
             as in Stargazer; callers over the wire always need a user.
 
     Raises:
-        SetupError: from the constructor, for a task manager beside that of a bus.
+        SetupError: from the constructor, for a task manager in addition to that of a bus.
         ValueError: from the constructor; the source breaks the rule for sources.
     """
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.sdk.extension_cases import SEARCH, attached, memory
+from tests.parts.extension.extension_cases import SEARCH, attached, memory
 from tests.support.waiting import within
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.runner import run_handler
 from toolbus.functions.tool_spec import ToolDefinition
+from toolbus.parts.extension.extension import with_host_fields
 from toolbus.protocol.tool import Result
 from toolbus.sdk import CallContext, ContextMessage, Err, Extension, Ok, ToolInvocation, ToolScope, text
-from toolbus.sdk.incoming_calls import with_host_fields
 
 MEMBER = {
     "memberId": "m1",

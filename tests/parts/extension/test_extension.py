@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.sdk.extension_cases import SEARCH, attached, memory
+from tests.parts.extension.extension_cases import SEARCH, attached, memory
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from tests.support.waiting import HANG_SECONDS, WAIT_SECONDS, Stopwatch, until, within
 from toolbus.bus import Bus
@@ -357,7 +357,7 @@ async def test_killing_an_extension_ends_its_call_at_once_and_takes_its_tools_of
 
 def test_it_is_as_light_as_the_rest_of_the_sdk() -> None:
     script = (
-        "import sys, toolbus.sdk.extension\n"
+        "import sys, toolbus.parts.extension.extension\n"
         "print(sorted(name for name in sys.modules if name.partition('.')[0] in "
         "('orjson', 'jsonschema_rs', 'starlette', 'httpx', 'uvicorn')))"
     )
