@@ -47,40 +47,17 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 __all__ = [
     "__version__",
     # toolbus.sdk: offering tools and calling them
-    "Plugin",
-    "Host",
-    "SyncHost",
-    "llm_tool",
+    "Plugin", "Host", "SyncHost", "llm_tool",
     # toolbus.protocol.tool: tools and results
-    "Tool",
-    "Result",
-    "CallError",
+    "Tool", "Result", "CallError",
     # toolbus.bus: the bus in this process
-    "Bus",
-    "Config",
+    "Bus", "Config",
     # toolbus.errors: codes and stages of failed calls, then exceptions
-    "Code",
-    "Stage",
-    "ToolBusError",
-    "RequestError",
-    "InvalidTool",
-    "InvalidRequest",
-    "ProtocolError",
-    "VersionMismatch",
-    "UnknownRole",
-    "SessionGone",
-    "NotApproved",
-    "NotPermitted",
-    "Unauthenticated",
-    "AlreadyAttached",
-    "LimitExceeded",
-    "NotOffered",
-    "NotAudited",
-    "NotKept",
-    "PeerLost",
-    "CallFailed",
+    "Code", "Stage", "ToolBusError", "RequestError", "InvalidTool", "InvalidRequest", "ProtocolError",
+    "VersionMismatch", "UnknownRole", "SessionGone", "NotApproved", "NotPermitted", "Unauthenticated",
+    "AlreadyAttached", "LimitExceeded", "NotOffered", "NotAudited", "NotKept", "PeerLost", "CallFailed",
     "SetupError",
-]
+]  # fmt: skip
 
 _HOMES = {
     "Bus": "bus.wiring", "Config": "bus.config",

@@ -33,42 +33,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     # by name
-    "find_dialect",
-    "DIALECTS",
+    "find_dialect", "DIALECTS",
     # one for each provider
-    "Anthropic",
-    "Gemini",
-    "GeminiLive",
-    "GlmRealtime",
-    "Grok",
-    "Mcp",
-    "Ollama",
-    "OpenAIChat",
-    "OpenAIRealtime",
-    "OpenAIResponses",
-    "QwenRealtime",
-    "StepFunRealtime",
+    "Anthropic", "Gemini", "GeminiLive", "GlmRealtime", "Grok", "Mcp", "Ollama", "OpenAIChat", "OpenAIRealtime",
+    "OpenAIResponses", "QwenRealtime", "StepFunRealtime",
     # base classes
-    "Dialect",
-    "RealtimeDialect",
-    "TurnStream",
-    "RealtimeParser",
+    "Dialect", "RealtimeDialect", "TurnStream", "RealtimeParser",
     # out: tools
-    "Export",
-    "Loss",
-    "LeftOut",
+    "Export", "Loss", "LeftOut",
     # in: a model's answer
-    "Turn",
-    "ModelCall",
-    "Usage",
-    "Delta",
-    "CallsCancelled",
-    "EndpointError",
+    "Turn", "ModelCall", "Usage", "Delta", "CallsCancelled", "EndpointError",
     # a conversation
-    "Message",
-    "Answers",
-    "Answered",
-]
+    "Message", "Answers", "Answered",
+]  # fmt: skip
 
 __getattr__, __dir__ = lazily(
     __name__,

@@ -19,29 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     # for the files themselves
-    "register_tool",
-    "llm_tool_register",
-    "may_see",
-    "visible",
+    "register_tool", "llm_tool_register", "may_see", "visible",
     # loading a folder
-    "load_folder",
-    "load_files",
-    "tool_files",
-    "Loaded",
-    "FileProblem",
+    "load_folder", "load_files", "tool_files", "Loaded", "FileProblem",
     # grants, and which files share a process
-    "load_manifest",
-    "read_manifest",
-    "append",
-    "Manifest",
-    "FileGrants",
-    "Target",
-    "groups",
-    "Group",
+    "load_manifest", "read_manifest", "append", "Manifest", "FileGrants", "Target", "groups", "Group",
     # calls and results
-    "env_of",
-    "unknown_tool",
-]
+    "env_of", "unknown_tool",
+]  # fmt: skip
 
 __getattr__, __dir__ = lazily(
     __name__,

@@ -33,42 +33,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     # the council
-    "Council",
-    "CouncilSettings",
-    "Member",
-    "read_member",
-    "Scene",
-    "CouncilHistory",
-    "HistoryEntry",
+    "Council", "CouncilSettings", "Member", "read_member", "Scene", "CouncilHistory", "HistoryEntry",
     # the result of a run
-    "Deliberation",
-    "ToolOutcome",
-    "AvailableTool",
-    "deliberation_block",
+    "Deliberation", "ToolOutcome", "AvailableTool", "deliberation_block",
     # events
-    "CouncilEvent",
-    "CouncilStarted",
-    "MemberDone",
-    "CouncilCompleted",
-    "ToolsFailed",
+    "CouncilEvent", "CouncilStarted", "MemberDone", "CouncilCompleted", "ToolsFailed",
     # tools offered to the main model itself
-    "InlineExport",
-    "InlineTools",
-    "InlineTarget",
+    "InlineExport", "InlineTools", "InlineTarget",
     # prompt tools
-    "PromptTool",
-    "read_prompt_tools",
-    "bundled_prompt_tools",
+    "PromptTool", "read_prompt_tools", "bundled_prompt_tools",
     # the model beside the conversation
-    "LanguageModel",
-    "Question",
-    "Completion",
-    "SidecarSettings",
-    "sidecar_model",
-    "lent",
-    "model_of",
+    "LanguageModel", "Question", "Completion", "SidecarSettings", "sidecar_model", "lent", "model_of",
     "plan_arguments",
-]
+]  # fmt: skip
 
 __getattr__, __dir__ = lazily(
     __name__,

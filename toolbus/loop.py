@@ -49,53 +49,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     # the loop
-    "ToolLoop",
-    "LoopSettings",
-    "SYNCHRONET",
-    "Rule",
-    "Reply",
-    "CallDone",
+    "ToolLoop", "LoopSettings", "SYNCHRONET", "Rule", "Reply", "CallDone",
     # asking before a call
-    "Approve",
-    "ApprovalRequest",
-    "Decision",
-    "ask_on_terminal",
+    "Approve", "ApprovalRequest", "Decision", "ask_on_terminal",
     # a realtime session
-    "RealtimeSession",
-    "Sync",
-    "ToolsSent",
-    "CallRefused",
-    "ResponseDone",
-    "NewSessionNeeded",
-    "SendFailed",
+    "RealtimeSession", "Sync", "ToolsSent", "CallRefused", "ResponseDone", "NewSessionNeeded", "SendFailed",
     # where tools come from
-    "ToolSource",
-    "source_of",
+    "ToolSource", "source_of",
     # models
-    "Endpoint",
-    "endpoint_of",
-    "openai_endpoint",
-    "responses_endpoint",
-    "anthropic_endpoint",
-    "gemini_endpoint",
-    "ollama_endpoint",
-    "refuses_tools",
+    "Endpoint", "endpoint_of", "openai_endpoint", "responses_endpoint", "anthropic_endpoint", "gemini_endpoint",
+    "ollama_endpoint", "refuses_tools",
     # events of a turn
-    "LoopEvent",
-    "RoundStarted",
-    "TextDelta",
-    "ReasoningDelta",
-    "RoundEnded",
-    "RoundRetried",
-    "ToolsLeftOut",
-    "ToolsRefused",
-    "CallStarted",
-    "CallProgress",
-    "CallEnded",
-    "ApprovalRequested",
-    "ApprovalGiven",
-    "Finished",
-]
+    "LoopEvent", "RoundStarted", "TextDelta", "ReasoningDelta", "RoundEnded", "RoundRetried", "ToolsLeftOut",
+    "ToolsRefused", "CallStarted", "CallProgress", "CallEnded", "ApprovalRequested", "ApprovalGiven", "Finished",
+]  # fmt: skip
 
 __getattr__, __dir__ = lazily(
     __name__,

@@ -32,65 +32,29 @@ if TYPE_CHECKING:
 
 __all__ = [
     # the two kinds of peers
-    "Plugin",
-    "Host",
-    "SyncHost",
+    "Plugin", "Host", "SyncHost",
     # the proof of a peer's identity, for a bus on another machine
     "Credential",
     # tools that the bus does not offer, or not yet
-    "RefusedTool",
-    "WaitingTool",
+    "RefusedTool", "WaitingTool",
     # extensions of role-play hosts
-    "Extension",
-    "ToolInvocation",
-    "Permissions",
+    "Extension", "ToolInvocation", "Permissions",
     # declaring tools
-    "llm_tool",
-    "LlmToolMeta",
+    "llm_tool", "LlmToolMeta",
     # answering calls
-    "ToolScope",
-    "CallContext",
-    "ContextMessage",
-    "Reply",
-    "Ok",
-    "Err",
-    "text",
-    "image",
-    "audio",
-    "link",
+    "ToolScope", "CallContext", "ContextMessage", "Reply", "Ok", "Err", "text", "image", "audio", "link",
     "resource",
     # asking in the middle of a call
-    "Question",
-    "Answer",
-    "Inputs",
+    "Question", "Answer", "Inputs",
     # records for hosts
-    "Progress",
-    "Listing",
-    "ListedTool",
-    "CatalogChange",
-    "Notification",
+    "Progress", "Listing", "ListedTool", "CatalogChange", "Notification",
     # a host that lends its model
-    "GenerationRequest",
-    "Generation",
-    "ToolRef",
+    "GenerationRequest", "Generation", "ToolRef",
     # plugins as N.E.K.O. writes them
-    "NekoPluginBase",
-    "neko_plugin",
-    "plugin",
-    "lifecycle",
-    "PluginContext",
-    "ToolDefinition",
-    "EntryConflictError",
+    "NekoPluginBase", "neko_plugin", "plugin", "lifecycle", "PluginContext", "ToolDefinition", "EntryConflictError",
     # records and errors
-    "Tool",
-    "Result",
-    "CallError",
-    "Code",
-    "Stage",
-    "ToolBusError",
-    "SetupError",
-    "CallFailed",
-]
+    "Tool", "Result", "CallError", "Code", "Stage", "ToolBusError", "SetupError", "CallFailed",
+]  # fmt: skip
 
 __getattr__, __dir__ = lazily(
     __name__,
