@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urljoin
 
 from toolbus.common.text import dump_json
-from toolbus.parts.mcp.messages.patterns import Unreadable, in_words, portable_pattern
 from toolbus.protocol.json_schema import LISTS, MAPS, SINGLE
+from toolbus.protocol.patterns import Unreadable, in_words, portable_pattern
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from toolbus.parts.mcp.messages.patterns import (
+from toolbus.protocol.patterns import (
     PatternRule,
     Unreadable,
     common_pattern,

@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from toolbus.parts.mcp.messages.patterns import PatternRule, Unreadable, in_words
 from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
 from toolbus.parts.models.dialects.schemas.parts import ANY_TYPE, Part, Parts, TooLarge, inferred, types_of, values_of
 from toolbus.protocol.json_schema import CHECKS, TYPES, is_number, of_type
+from toolbus.protocol.patterns import PatternRule, Unreadable, in_words
 
 # A rule without a keyword there goes into the description, which the model reads, too.
 

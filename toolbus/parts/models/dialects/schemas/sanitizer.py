@@ -6,16 +6,16 @@ import copy
 import re
 from typing import Any
 
-from toolbus.parts.mcp.messages.patterns import (
+from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
+from toolbus.parts.models.dialects.schemas.words import rule_in_words
+from toolbus.protocol.json_schema import CHECKS, LISTS, MAPS, SINGLE, draft_of, is_number
+from toolbus.protocol.patterns import (
     MAX_REPETITIONS,
     PatternRule,
     Unreadable,
     common_pattern,
     in_words,
 )
-from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
-from toolbus.parts.models.dialects.schemas.words import rule_in_words
-from toolbus.protocol.json_schema import CHECKS, LISTS, MAPS, SINGLE, draft_of, is_number
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from toolbus.parts.mcp.messages.patterns import grammar_pattern, re2_pattern
 from toolbus.parts.models.dialects.schemas.json_subset import JsonSubset
 from toolbus.parts.models.dialects.schemas.losses import Inexpressible, Loss, LossReport
 from toolbus.parts.models.dialects.schemas.merged import FlatProperties
@@ -19,6 +18,7 @@ from toolbus.parts.models.dialects.schemas.rewrite import Rewriter
 from toolbus.parts.models.dialects.schemas.root import plain_root, typed_root
 from toolbus.parts.models.dialects.schemas.sanitizer import Sanitizer
 from toolbus.parts.models.dialects.schemas.strict import StrictSchema, rewritten_schema, strict_schema
+from toolbus.protocol.patterns import grammar_pattern, re2_pattern
 
 __all__ = [
     "ANTHROPIC_SCHEMAS",
