@@ -240,10 +240,7 @@ def error_of(code: str, text: str) -> ToolBusError:
     return FATAL.get(code, ToolBusError)(text or code)
 
 
-# Tracks which of a peer's declared tools the bus has refused or lets wait for a role.
-#
 # Written on the connection's loop and read from any thread. Each refusal is logged once, until its reason changes.
-
 
 NO_REASON = "the bus had no room for the reason in its message: `toolbus list --refused` shows it"
 
@@ -363,9 +360,6 @@ class Standing:
         for role, names in news.items():
             shown, whose = clean_line(list_names(names)), self._source
             log.warning("%s of source %s waits for role %s, which the bus does not have", shown, whose, quote(role))
-
-
-# Defines the interface that a connection needs of its peer: the tools to offer, and the reaction to events.
 
 
 class IncomingCall(Protocol):

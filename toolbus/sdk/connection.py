@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
 
 
-# Reconnects: makes one attempt after another, with backoff between them, until the connection ends for good.
-
-
 log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
 
 PROBE_SECONDS = 15.0  # for all of a probe
@@ -274,13 +271,10 @@ def backoff(failures: int, timings: ConnectionTimings, *, refused: bool) -> floa
     return random.uniform(0.0, min(longest, first * 2 ** min(failures, 20)))
 
 
-# Holds the calls that arrive after a stall of this process, until the bus has echoed a heartbeat.
-#
 # A process that was stopped finds calls in its socket that the bus has ended meanwhile; their cancels, or the end of
 # the stream, come behind them. The bus echoes a heartbeat behind everything that it has sent before. So the callers
 # of all calls that are not cancelled when the echo comes still wait for them. The same is true of calls that wait in
 # a queue of this process.
-
 
 Take = Callable[[PeerSession, Mapping[str, pb.ToolCall]], Mapping[str, IncomingCall]]
 SendAnswer = Callable[[PeerSession, Result], None]
@@ -379,9 +373,6 @@ class _HeldCall:
         """Begins the call, unless it was cancelled."""
         if not self._cancelled:
             self.session.in_flight.update(self._take(self.session, {self._call.call_id: self._call}))
-
-
-# Attaches a peer to the bus: declares its tools in the handshake of each attempt, and after each change.
 
 
 DEFAULTS = Limits()  # of a bus that leaves some of its limits unset

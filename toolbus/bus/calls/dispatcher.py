@@ -61,10 +61,7 @@ from toolbus.protocol.questions import (
 from toolbus.protocol.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, Limits, Result, Tool
 from toolbus.v1 import tool_pb2 as pb
 
-# Answers calls that are not sent: refused by a rule or a quota, or met by a fault of the bus.
-#
 # Refusals are recorded, and reported to the watchers of denials and limits. refusals.py builds the errors.
-
 
 log = logging.getLogger("toolbus.calls")
 
@@ -128,7 +125,6 @@ class RefusedCalls:
 # Ends calls whose deadline has passed, and makes tasks of those that have reached their soft deadline.
 #
 # One sweep over all calls in flight runs when the nearest deadline passes, instead of a timer for each call.
-
 
 SWEEP_PAUSE = 0.005  # a sweep looks at every call in flight, so many short limits share one
 
@@ -216,11 +212,7 @@ class Deadlines:
         self._endings.abandon(call, Code.DEADLINE_EXCEEDED, message, now, reason=limit, limit=(limit, value))
 
 
-# Checks the questions of tools, and the parts of a call that answer them: what its caller accepts, answers, state.
-#
 # Most calls have none of these. The bus stores no question: a call with answers is a call of its own.
-
-
 def read_exchange(call: pb.ToolCall, limits: Limits) -> InputExchange:
     """Reads and checks the exchange of a call whose caller accepts questions.
 
@@ -289,7 +281,6 @@ def why_not_asked(name: str, result: pb.ToolResult, exchange: InputExchange | No
 # Reviews results that are not plain: large ones, failures, questions, content, and those that may not hold secrets.
 #
 # An error replaces a result that the caller may not get. The short way for plain results is in `Dispatcher.results`.
-
 
 NO_OUTPUT = 4  # characters of null: only what is no longer can be a result with questions
 OUTPUT_SCHEMA = "output_schema"  # `CallError.reason` where an output breaks the tool's own schema

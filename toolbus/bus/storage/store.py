@@ -665,9 +665,6 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# Files of earlier releases.
-
-
 def read_state(path: Path) -> Any:
     """Returns the content of a JSON file.
 

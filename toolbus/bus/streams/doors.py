@@ -23,9 +23,6 @@ from toolbus.bus.keys.doorman import Doorman, der_of
 from toolbus.common.local_users import Address
 from toolbus.errors import NotPermitted, SetupError, ToolBusError, grpc_status, status_text
 
-# Passes the identity of who makes an RPC from the check before it to the RPC itself.
-
-
 # Without a default: an RPC that no check came before ends in an error instead of passing for a trusted one.
 _IDENTITY: ContextVar[Identity] = ContextVar("toolbus.rpc_identity")
 

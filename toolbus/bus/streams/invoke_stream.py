@@ -27,12 +27,9 @@ from toolbus.protocol.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-# Holds the calls of one peer that may be older than the end of a stall, until the peer has answered a heartbeat.
-#
 # A bus that was stopped finds in its sockets calls that their callers may have given up meanwhile. Their cancels, or
 # the ends of their streams, come behind them and before the echo of a heartbeat that the bus sends now. So a caller
 # still waits for each call that is not cancelled when the echo comes.
-
 
 HELD_BYTES = 4 * MIB  # of one peer; what comes beyond it is refused, and may be sent again
 
@@ -159,13 +156,10 @@ def _has_time(call: pb.ToolCall, age: float, longest: float) -> bool:
     return all(limit > age for limit in limits if limit > 0.0)
 
 
-# Lets results wait for each other where a peer answers many calls in small messages.
-#
 # A message costs the bus as much as many items. Results that are passed on one by one make their caller send its next
 # calls one by one, the plugin gets them so, and messages never grow again. So while small messages of results come in a
 # row, the outbox of a caller that waits for many calls is held, for a millisecond at most. All others get their results
 # at once, and whatever else is put into a held outbox goes out at once, too.
-
 
 HOLD_SECONDS = 0.001  # that a result waits at most
 FEW = 4  # results of a small message

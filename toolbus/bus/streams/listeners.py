@@ -24,12 +24,9 @@ from toolbus.protocol.limits import Timings
 from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
-# Serves untrusted programs, such as drop-in tools in their sandbox, on a port of their own.
-#
 # A program that can reach the bus's main address may administer the bus, and a sandbox can allow a port but cannot
 # choose the requests that are sent to it. So this port takes only sessions of untrusted sources: they offer tools and
 # answer calls, and their own calls have no context, therefore no user and no level.
-
 
 DROPIN = "dropin"  # this source and those that begin with it and a colon may attach here, whatever the policy is
 SHARE = 10  # one in so many of the bus's sessions may be attached here

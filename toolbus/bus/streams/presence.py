@@ -31,11 +31,8 @@ from toolbus.protocol.session import Pulse, State
 from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
-# Notifies the sessions that watch the catalog of its changes.
-#
 # The cost of a change depends on the watchers only: other sessions are not looked at, and events for several watchers
 # are built once. Presence decides who watches, the wiring of the bus when they are notified.
-
 
 NO_REVISION = -1  # of a watcher that has got no event yet
 

@@ -44,7 +44,6 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 # It only looks up and remembers: sessions are opened by the handshake and ended by presence. The health of a source is
 # derived from these tables.
 
-
 LOST_SECONDS = 3600.0  # how long a source is listed after its grace period, as the series of its tools are
 MAX_LOST = 1_000  # such sources: names that never come back must not fill the memory
 

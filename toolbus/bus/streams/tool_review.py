@@ -36,9 +36,6 @@ from toolbus.protocol.tool import MAX_ROLE, Limits, Tool, is_role
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-# Withdraws tools from the catalog, by any way in, and notifies the sessions that lose them.
-
-
 log = logging.getLogger("toolbus.sessions")
 
 

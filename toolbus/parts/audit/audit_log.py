@@ -23,13 +23,10 @@ from toolbus.errors import Code, NotAudited, SetupError
 from toolbus.protocol.limits import MIB
 from toolbus.protocol.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
 
-# Defines the chain of the audit's lines, finds its end, and checks it.
-#
 # The files ``000001.jsonl``, ``000002.jsonl`` … of one directory are one chain. Each line is a JSON object whose
 # ``prev`` is the SHA-256 of the line before it, without its newline, across files; whose ``seq`` counts from 1. So a
 # line that was changed, cut or moved shows in the lines after it. Lines that were cut from the end show only with the
 # hash of a later line, a *head*.
-
 
 FOLDER = "audit"  # in the data directory
 FIRST_PREV = "0" * 64  # stands for the line before the first one
@@ -194,12 +191,9 @@ def _lines(directory: Path) -> Iterator[_Line]:
                 yield _Line(f"{file.name}:{number}", read_line(text), hash_of(text))
 
 
-# Writes the lines of the audit on a thread of its own, so that neither the disk nor the hashes delay the bus.
-#
 # Lines are on disk within a second, those of operators at once. A bounded number of lines waits while the disk fails;
 # those beyond it are counted in a line ``lost``. A line that the end of the process tore is removed at the next start,
 # and a line ``torn`` records that.
-
 
 log = logging.getLogger("toolbus.audit")
 

@@ -30,11 +30,8 @@ from toolbus.common.version import VERSION
 from toolbus.errors import SetupError, Unauthenticated
 from toolbus.parts.identity.settings import ANY_GROUP, Issuer
 
-# Fetches the public keys of an issuer (JWKS) and caches them: over https, or from a file.
-#
 # A new set replaces the one before, so that a key which the issuer dropped is no longer valid. Where fetching fails,
 # the set before is valid for a day. No client can make the bus fetch more often than every 30 seconds.
-
 
 MAX_JWKS = 64 * 1024  # bytes
 MAX_KEYS = 100

@@ -18,10 +18,7 @@ from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import llm_tool
 from toolbus.parts.identity.settings import IssuerSettings
 
-# Offers the keys of the bus to operators elsewhere: a list without secrets, and revocation.
-#
 # Making a secret (`toolbus keys add` and `renew`) is not offered: it would pass the network and the records of calls.
-
 
 _NO_DIRECTORY = "this bus stores nothing, so it has no keys: start it with a data directory"
 _MAKE = "make keys with `toolbus keys init --name HOST`"

@@ -29,12 +29,9 @@ from toolbus.common.text import escape_surrogates, escape_unsafe, list_names, qu
 from toolbus.parts.pins.settings import Pin
 from toolbus.protocol.tool import HINTS, Tool
 
-# Detects that a source changed its declarations since they were trusted.
-#
 # The first declarations are trusted. A later change is offered and marked (`warn`), or waits for an approval (`block`).
 # The fingerprint covers what a model reads: name, title, description, schemas, hints; not icons and `_meta`. Pure:
 # `Fingerprints` stores them.
-
 
 INSTRUCTIONS = "instructions"  # the subject of a server's instructions to models
 MAX_SUBJECTS = 20_000  # of one mount; beyond it, withdrawn ones are forgotten
@@ -167,9 +164,6 @@ def _lines(canonical: str) -> list[str]:
         return []
     text = json.dumps(json.loads(canonical), indent=1, sort_keys=True, ensure_ascii=False)
     return escape_unsafe(text).splitlines()
-
-
-# Persists the fingerprints of sources. A damaged one reads as never approved.
 
 
 log = logging.getLogger("toolbus.pins")

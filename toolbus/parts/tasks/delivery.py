@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from toolbus.bus.catalog.entry import Entry
 
 
-# Notifies callbacks and event streams when a task ends, from whatever thread it ended on.
-
-
 log = logging.getLogger("toolbus.tasks")
 
 OnFinished = Callable[[Task], object]
@@ -215,12 +212,9 @@ async def _attempt(body: bytes, target: CallbackUrl) -> str:
         return type(error).__name__  # its text may hold what the other side sent
 
 
-# Receives the results of calls that became tasks, in place of the callers that made them.
-#
 # To the dispatcher it is a caller like any other, but one that makes no calls itself, except the same one again where
 # it ended with questions that were answered. Each task has its own, because a call is still charged to the budget of
 # the source that made it, and listed under its name.
-
 
 MAX_MESSAGE = 1_024  # characters of a progress message: 1,000 tasks may run, and models read it
 

@@ -56,11 +56,8 @@ if TYPE_CHECKING:
     from toolbus.bus.calls.call import Call, CancelCalls, MakeCalls
 
 
-# Indexes tasks by id and owner, limits how many may run, and expires or evicts finished ones.
-#
 # Pure bookkeeping: nothing here waits, locks or reads a clock. A finished task expires when it is too old, or is
 # evicted by newer ones; a running task never is.
-
 
 MAX_OWNER = 512  # characters: users in grants have half as many, and no limit below counts this text
 
@@ -181,9 +178,6 @@ def check_limit(name: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:  # NaN fails this too
         raise ValueError(f"{name} is {value!r}, it must be a number of at least 0: omit it for the default")
-
-
-# Holds the work behind a running task, and makes the call of a task again once its questions are answered.
 
 
 INPUT_SECONDS = 3600.0  # how long a task waits for answers: people answer slowly
