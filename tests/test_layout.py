@@ -27,7 +27,7 @@ PACKAGE = ROOT / "toolbus"
 FLOORS = (
     "v1",
     "errors common.lazy common.cancellation common.text common.newest common.reader common.mailbox common.log_limit "
-    "common.stall common.local_users common.path_ownership common.version common.terminal_input",
+    "common.stall common.local_users common.path_ownership common.version common.terminal_input common.whole_file",
     "protocol common parts",  # of `parts` the list alone
     "functions",  # a Python function as a tool; no connection, no bus
     "parts.moving.neko",  # plugins as N.E.K.O. writes them; no connection

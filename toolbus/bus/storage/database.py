@@ -6,13 +6,10 @@ which may hold passwords.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sqlite3
 import stat
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -264,22 +261,3 @@ def time_bytes(seconds: float) -> bytes:
 
 def _fix(error: sqlite3.Error) -> str | None:
     return _FIXES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the low byte is the primary error code
-
-
-def write_state(path: Path, content: Any) -> None:
-    """Replaces a file atomically; only its owner can read it.
-
-    Raises:
-        OSError: it cannot be written; the former file is left as it is.
-    """
-    handle, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

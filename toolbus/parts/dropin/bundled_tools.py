@@ -11,7 +11,7 @@ from typing import Any
 
 from toolbus.errors import SetupError
 from toolbus.parts.dropin.file_loader import is_shared, tool_files
-from toolbus.parts.dropin.manifest import FILE, grant, load_manifest, replace_file
+from toolbus.parts.dropin.manifest import FILE, grant, load_manifest, write_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +130,4 @@ def _state(bundled_file: Path, target: Path) -> str:
 def _copy(bundled_file: Path, target: Path, state: str) -> None:
     if state != "unchanged":
         target.parent.mkdir(exist_ok=True)
-        replace_file(target, bundled_file.read_bytes())
+        write_file(target, bundled_file.read_bytes())

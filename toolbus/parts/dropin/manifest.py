@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from toolbus.common.path_ownership import check_path
 from toolbus.common.reader import Keys, Reader
 from toolbus.common.text import quote
+from toolbus.common.whole_file import replace_file
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import is_source
 
@@ -309,7 +310,7 @@ def append(folder: Path, file: str) -> bool:
                 return False
             content = _parse((folder / FILE).read_text("utf-8-sig"))
             content["allow"].append(file)
-            replace_file(folder / FILE, _as_text(content))
+            write_file(folder / FILE, _as_text(content))
     except FileNotFoundError:
         raise _missing(folder) from None
     except OSError as error:
@@ -342,7 +343,7 @@ def grant(folder: Path, file: str, entry: Mapping[str, Any], helpers: Sequence[s
             if after == content:
                 return False
             read_manifest(_as_text(after).decode(), folder)
-            replace_file(folder / FILE, _as_text(after))
+            write_file(folder / FILE, _as_text(after))
     except OSError as error:
         raise _not_writable(folder, error) from None
     return True
@@ -382,22 +383,9 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file atomically: a reader sees the old content or the new one, never a part."""
-    import tempfile  # here, since processes of tools read manifests and write none
-
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, stat.S_IMODE(path.stat().st_mode) if path.exists() else _FILE_MODE)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+def write_file(path: Path, content: bytes) -> None:
+    """Replaces a file of a folder atomically; it keeps its mode."""
+    replace_file(path, content, stat.S_IMODE(path.stat().st_mode) if path.exists() else _FILE_MODE)
 
 
 def _not_writable(folder: Path, error: OSError) -> SetupError:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.keys.private_files import Stamp, stamp_of
-from toolbus.bus.storage.database import write_state
 from toolbus.common.path_ownership import check_path, make_directory
 from toolbus.common.reader import Reader
 from toolbus.common.text import list_names, quote, refuse_constant
+from toolbus.common.whole_file import replace_file
 from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.entries import MountEntry as MountEntry
 from toolbus.parts.mcp.client.entries import mount_name, read_entry, switched_off
@@ -344,7 +344,7 @@ class OwnMounts:
 
     def _write(self, document: dict[str, Any]) -> None:
         try:
-            write_state(self.path, document)
+            replace_file(self.path, json.dumps(document, ensure_ascii=False, indent=1).encode())
         except OSError as error:
             raise SetupError(f"{self.path} cannot be written: {error.strerror}: let this user write it") from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.cli import terminal
+from toolbus.common.whole_file import replace_file
 
 
 class McpClientName(StrEnum):
@@ -151,10 +151,11 @@ def merge(path: Path, key: str, entry: Mapping[str, Any]) -> Path | None:
     copy = None
     if old:
         copy = path.with_name(f"{path.name}.before-toolbus")
-        _write(copy, old, path.stat().st_mode & 0o777)
+        replace_file(copy, old.encode(), path.stat().st_mode & 0o777)
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    _write(path, json.dumps(content, indent=_indent(old), ensure_ascii=False) + "\n", mode)
+    text = json.dumps(content, indent=_indent(old), ensure_ascii=False) + "\n"
+    replace_file(path, text.encode(), mode)
     return copy
 
 
@@ -163,16 +164,3 @@ def _indent(text: str) -> str | int:
     lines = text.splitlines()
     second = next((line for line in lines[1:] if line.strip()), "")
     return second[: len(second) - len(second.lstrip())] or 2
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Writes a file as a whole or not at all."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from toolbus.common.whole_file import replace_file
 from toolbus.parts.moving.neko.sdk_errors import Absence, NotProvided, SdkError, TransportError, ValidationError
 from toolbus.parts.moving.neko.sdk_results import Err, Ok
 
@@ -79,19 +77,10 @@ class JsonFile:
             raise TransportError(
                 f"{self.path} would get {len(written)} bytes, its limit is {MAX_BYTES}: use sqlite3 for this much"
             )
-        name = ""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
-            with os.fdopen(handle, "wb") as opened:
-                opened.write(written)
-                opened.flush()
-                os.fsync(opened.fileno())
-            os.replace(name, self.path)
+            replace_file(self.path, written)
         except OSError as problem:
-            if name:
-                with suppress(OSError):
-                    os.unlink(name)
             raise TransportError(f"{self.path} cannot be written: {problem}; make its folder writable") from problem
 
 
