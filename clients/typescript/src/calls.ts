@@ -1,0 +1,317 @@
+/**
+ * Makes the calls of this peer, its own and the nested ones of its handlers: each ends in exactly one result.
+ *
+ * A call waits here for a stream and for room on it, and is sent again where that is safe, until its deadline. Once it is
+ * with the bus, the bus measures its time; a second later it ends here, in case the bus hangs.
+ */
+import type { MessageInitShape } from "@bufbuild/protobuf";
+
+import { ErrorCode, CallStage, ToolCallSchema, type ToolProgress, type ToolResult } from "./gen/toolbus/v1/tool_pb.js";
+import { encode, type Link } from "./link.js";
+import { failure } from "./shapes.js";
+import { SetupError, type CallError } from "./values.js";
+
+const DEFAULT_MS = 30_000; // the time of a call that names none
+const MAX_MS = 300_000; // the longest of any call
+const SLACK_MS = 1000; // that the bus's answer may be late
+const LATE_MS = 500; // a timer later than this shows that the process stood still
+const PROMPT_MS = 5; // a call that is sent within this time states the caller's own timeout
+const FIRST_PAUSE_MS = 10; // before a refused call is sent again: the upper end, which doubles
+const MAX_PAUSE_MS = 1000;
+
+/** The fields of a call that its maker states. */
+export type CallFields = MessageInitShape<typeof ToolCallSchema> & { name: string; argumentsJson: string };
+
+/** Where a call goes, and what its maker wants to hear. */
+export interface Route {
+  /** The stream of the call that this one is part of. */
+  readonly parent?: Link;
+  readonly onProgress?: (progress: ToolProgress) => void;
+  /** Gives up the call. */
+  readonly signal?: AbortSignal;
+}
+
+/** A call of this peer until it has its result. */
+export class Ask {
+  readonly started = performance.now();
+  readonly deadline: number; // until when it waits for a stream, for room, and between attempts
+  readonly lastMoment: number; // when it ends even if the bus has not answered
+  id = ""; // of the newest attempt
+  sentOn: Link | null = null; // the stream on which it is; null while it waits
+  accepted = false; // whether progress has shown that a plugin works on it
+  refusal: ToolResult | null = null; // the newest of the bus; null before the first
+  attempts = 0;
+  over = false; // whether its maker has its result, or has given it up
+  timer: NodeJS.Timeout | null = null; // for its deadline, then for its last moment, or for a pause
+
+  constructor(readonly fields: CallFields, readonly route: Route, readonly resolve: (result: ToolResult) => void) {
+    const named = ((fields.backgroundAfterSeconds || fields.timeoutSeconds) ?? 0) * 1000;
+    this.deadline = this.started + (named || DEFAULT_MS);
+    this.lastMoment = this.started + Math.min(named || MAX_MS, MAX_MS) + SLACK_MS;
+  }
+
+  end(result: ToolResult): void {
+    if (this.over) return;
+    this.over = true;
+    if (this.timer !== null) clearTimeout(this.timer);
+    this.resolve(result);
+  }
+}
+
+/** All calls of one peer, on whatever stream it has. */
+export class Calls {
+  /** Why calls are not sent any more; empty while they are. */
+  closed = "";
+  private link: Link | null = null; // the stream that takes calls; null without one
+  private waiting = new Set<Ask>(); // for a stream or for room, oldest first; nested ones wait at their link
+  private unfinished = new Set<Ask>();
+
+  constructor(private readonly log: (text: string) => void) {}
+
+  /** How many calls have no result yet. */
+  get size(): number {
+    return this.unfinished.size;
+  }
+
+  /**
+   * Makes a call. A failure is a result with `error`.
+   *
+   * @throws the reason of `route.signal`, when it aborts; SetupError for a timeout that is not above 0.
+   */
+  call(fields: CallFields, route: Route): Promise<ToolResult> {
+    for (const seconds of [fields.timeoutSeconds, fields.backgroundAfterSeconds]) {
+      if (seconds !== undefined && !(seconds > 0)) {
+        return Promise.reject(new SetupError(`a call's time is ${seconds} s, it must be above 0: leave it out for the tool's own`));
+      }
+    }
+    if (route.signal?.aborted) return Promise.reject(route.signal.reason as Error);
+    return new Promise((resolve, reject) => {
+      const onAbort = () => {
+        this.unfinished.delete(ask);
+        this.giveUp(ask, "cancelled");
+        reject(route.signal?.reason as Error);
+      };
+      const ask = new Ask(fields, route, (result) => {
+        this.unfinished.delete(ask);
+        route.signal?.removeEventListener("abort", onAbort);
+        resolve(result);
+      });
+      this.unfinished.add(ask);
+      route.signal?.addEventListener("abort", onAbort, { once: true });
+      this.submit(ask);
+    });
+  }
+
+  // -- for the peer ------------------------------------------------------------------------------------------------
+
+  /** Takes a stream on which the bus has accepted this peer. */
+  open(link: Link): void {
+    this.link = link;
+    this.sendWaiting(link);
+  }
+
+  /** Holds new calls from now on, except for nested ones: the stream drains. */
+  pause(): void {
+    this.link = null;
+  }
+
+  /** Ends the calls that were not sent, and those that are made later; the first reason stays. */
+  close(reason: string): void {
+    this.closed ||= reason;
+    this.link = null;
+    for (const ask of this.waiting) this.refuse(ask);
+    this.waiting.clear();
+  }
+
+  /** Cancels all calls that have no result yet; each ends in CANCELLED. */
+  cancelAll(reason: string): void {
+    for (const ask of this.unfinished) {
+      const stage = ask.accepted ? CallStage.ACCEPTED : ask.sentOn ? CallStage.DISPATCHED : CallStage.NOT_DISPATCHED;
+      const result = failure(ErrorCode.CANCELLED, stage, reason);
+      ask.end(result);
+      this.giveUp(ask, reason);
+    }
+  }
+
+  progress(items: readonly ToolProgress[], link: Link): void {
+    for (const item of items) {
+      const ask = link.pending.get(item.callId);
+      if (ask === undefined || ask.over) continue;
+      ask.accepted = true;
+      try {
+        ask.route.onProgress?.(item);
+      } catch (problem) {
+        this.log(`onProgress of ${ask.fields.name} failed: ${String(problem)}`); // the stream and other calls go on
+      }
+    }
+  }
+
+  results(results: readonly ToolResult[], link: Link): void {
+    for (const result of results) {
+      const ask = link.pending.get(result.callId);
+      if (ask === undefined) continue;
+      link.pending.delete(result.callId);
+      this.finish(ask, result);
+    }
+    this.sendWaiting(link);
+  }
+
+  /**
+   * Handles the end of a stream: calls that the bus cannot have read are sent on the next one, the others fail.
+   *
+   * @param allRead whether the bus answered everything that it read, as it does before a graceful shutdown.
+   */
+  lost(link: Link, allRead: boolean): void {
+    this.pause();
+    const unwritten = link.outbox.unwrittenCalls();
+    const again: Ask[] = [];
+    for (const [id, ask] of link.pending) {
+      const unread = allRead || unwritten.has(id);
+      if (ask.over) continue;
+      if (unread && ask.route.parent === undefined) {
+        ask.sentOn = null;
+        if (performance.now() < ask.deadline) again.push(ask);
+        else this.refuse(ask);
+      } else {
+        this.broke(ask, unread);
+      }
+    }
+    for (const ask of link.waiting) this.broke(ask, true);
+    link.pending.clear();
+    link.waiting.clear();
+    this.waiting = new Set([...again, ...this.waiting]);
+  }
+
+  /** Sends waiting calls while there is room, nested ones first. */
+  sendWaiting(link: Link): void {
+    for (const queue of [link.waiting, this.waiting]) {
+      for (const ask of queue) {
+        if (!hasRoom(link) || (queue === this.waiting && link !== this.link)) return;
+        queue.delete(ask);
+        this.send(ask, link);
+      }
+    }
+  }
+
+  // -- one attempt -------------------------------------------------------------------------------------------------
+
+  private submit(ask: Ask): void {
+    const parent = ask.route.parent;
+    if (parent?.outbox.closed) {
+      this.broke(ask, true);
+    } else if (parent === undefined && this.closed) {
+      this.refuse(ask);
+    } else {
+      const link = parent ?? this.link;
+      const queue = parent?.waiting ?? this.waiting;
+      this.watch(ask, ask.deadline);
+      if (link !== null && queue.size === 0 && hasRoom(link)) this.send(ask, link);
+      else queue.add(ask);
+    }
+  }
+
+  private send(ask: Ask, link: Link): void {
+    const { fields } = ask;
+    const waited = performance.now() - ask.started;
+    const left = (seconds: number | undefined) =>
+      seconds && waited > PROMPT_MS ? Math.max(0.001, seconds - waited / 1000) : seconds ?? 0;
+    ask.id = link.nextId();
+    const bytes = encode(ToolCallSchema, {
+      ...fields,
+      callId: ask.id,
+      timeoutSeconds: left(fields.timeoutSeconds),
+      backgroundAfterSeconds: left(fields.backgroundAfterSeconds),
+    });
+    const fault = faultOf(fields, bytes.length, link);
+    if (fault !== null) {
+      ask.end(fault);
+      return;
+    }
+    link.pending.set(ask.id, ask);
+    ask.sentOn = link;
+    link.outbox.putBytes("calls", bytes, ask.id);
+  }
+
+  /** Takes the result of an attempt: the call is made again where that is safe and there is time. */
+  private finish(ask: Ask, result: ToolResult): void {
+    const error = result.error;
+    const again = error?.retrySafe && (error.code === ErrorCode.UNAVAILABLE || error.code === ErrorCode.OVERLOADED);
+    if (ask.over || !again) {
+      ask.end(result);
+      return;
+    }
+    const longest = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** Math.min(ask.attempts++, 10));
+    const pause = Math.max(Math.random() * longest, error.retryAfterSeconds * 1000);
+    if (performance.now() + pause >= ask.deadline || this.closed) {
+      ask.end(result);
+      return;
+    }
+    ask.refusal = result;
+    ask.sentOn = null;
+    if (ask.timer !== null) clearTimeout(ask.timer);
+    ask.timer = setTimeout(() => this.submit(ask), pause);
+  }
+
+  /** Ends a call for its maker, who has given it up. It counts as in flight until the bus has answered. */
+  private giveUp(ask: Ask, reason: string): void {
+    ask.over = true;
+    if (ask.timer !== null) clearTimeout(ask.timer);
+    this.waiting.delete(ask);
+    ask.route.parent?.waiting.delete(ask);
+    if (ask.sentOn?.pending.get(ask.id) === ask) ask.sentOn.outbox.put("cancels", { callId: ask.id, reason });
+    ask.route.parent?.whenIdle();
+  }
+
+  private watch(ask: Ask, moment: number): void {
+    if (ask.timer !== null) clearTimeout(ask.timer);
+    ask.timer = setTimeout(() => this.expire(ask, moment), Math.max(0, moment - performance.now()));
+  }
+
+  private expire(ask: Ask, moment: number): void {
+    const now = performance.now();
+    if (now - moment > LATE_MS) {
+      this.watch(ask, now + SLACK_MS); // this process stood still: the result may wait in the socket, so read first
+    } else if (ask.sentOn === null) {
+      this.waiting.delete(ask);
+      ask.route.parent?.waiting.delete(ask);
+      this.refuse(ask);
+    } else if (now < ask.lastMoment - 1) {
+      this.watch(ask, ask.lastMoment);
+    } else {
+      const seconds = (ask.lastMoment - SLACK_MS - ask.started) / 1000;
+      const stage = ask.accepted ? CallStage.ACCEPTED : CallStage.UNKNOWN;
+      const limit = { name: "timeout_seconds", value: seconds };
+      ask.end(failure(ErrorCode.DEADLINE_EXCEEDED, stage, `the bus gave no answer within ${seconds} s: it hangs`, { limit }));
+      this.giveUp(ask, "timeout_seconds");
+    }
+  }
+
+  /** Ends a call that was not sent: with the last refusal, or because there is no bus. */
+  private refuse(ask: Ask): void {
+    const retrySafe = !this.closed && ask.route.parent === undefined;
+    const text = this.closed || "no bus took the call in time";
+    ask.end(ask.refusal ?? failure(ErrorCode.UNAVAILABLE, CallStage.NOT_DISPATCHED, text, { retrySafe }));
+  }
+
+  private broke(ask: Ask, unread: boolean): void {
+    const stage = unread ? CallStage.NOT_DISPATCHED : ask.accepted ? CallStage.ACCEPTED : CallStage.UNKNOWN;
+    ask.end(failure(ErrorCode.UNAVAILABLE, stage, "the connection to the bus broke"));
+  }
+}
+
+function hasRoom(link: Link): boolean {
+  return link.pending.size < link.callsInFlight;
+}
+
+/** Returns the refusal of a call that would end the stream or break a limit of the bus; null for all others. */
+function faultOf(fields: CallFields, size: number, link: Link): ToolResult | null {
+  const refused = (message: string, limit?: CallError["limit"]) =>
+    failure(ErrorCode.INVALID_ARGUMENTS, CallStage.NOT_DISPATCHED, message, limit ? { limit } : {});
+  const argumentsBytes = Buffer.byteLength(fields.argumentsJson);
+  const over = (name: string, bytes: number, value: number) =>
+    refused(`the call has ${bytes} bytes, more than the limit ${name} = ${value}: send less`, { name, value });
+  if (argumentsBytes > link.argumentsBytes) return over("arguments_bytes", argumentsBytes, link.argumentsBytes);
+  if (size > link.outbox.largestItem) return over("message_bytes", size, link.outbox.largestItem);
+  if (fields.argumentsJson.isWellFormed() && fields.name.isWellFormed()) return null;
+  return refused("the name or the arguments hold half of a surrogate pair, which UTF-8 cannot carry: send the whole character");
+}

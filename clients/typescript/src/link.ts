@@ -1,0 +1,253 @@
+/**
+ * Holds the state of one stream: its outbox, both tables of calls, its limits, its end.
+ *
+ * A new stream begins with a new link, so that nothing of an old one can reach it.
+ */
+import { create, toBinary, type DescMessage, type MessageInitShape, type MessageShape } from "@bufbuild/protobuf";
+
+import { AttachSchema, DrainSchema, HeartbeatSchema, type Attached } from "./gen/toolbus/v1/tool_bus_service_pb.js";
+import { ToolCallSchema, ToolCancelSchema, ToolProgressSchema, ToolResultSchema, type ToolCall } from "./gen/toolbus/v1/tool_pb.js";
+import type { Ask } from "./calls.js";
+import type { Run } from "./tools.js";
+
+const MESSAGE_ITEMS = 128;
+const MESSAGE_BYTES = 1024 * 1024;
+const MARGIN = 1024; // bytes of a message that its one item must leave free
+const HOLD_MS = 1; // that the results of calls of one message may wait for each other
+const LEAVE_MS = 2000; // for the bus to end the stream after our drain, and again after our half-close
+export const TICK_MS = 500; // between two looks at the clock; later by as much means a standstill
+
+// The fields of InvokeRequest. One item of a field that is `single` is in a message, any number of the others.
+const FIELDS = {
+  attach: { number: 1, schema: AttachSchema, single: true },
+  calls: { number: 2, schema: ToolCallSchema, single: false },
+  results: { number: 3, schema: ToolResultSchema, single: false },
+  progress: { number: 4, schema: ToolProgressSchema, single: false },
+  cancels: { number: 5, schema: ToolCancelSchema, single: false },
+  heartbeat: { number: 6, schema: HeartbeatSchema, single: true },
+  drain: { number: 7, schema: DrainSchema, single: true },
+} as const;
+type Fields = typeof FIELDS;
+type Field = keyof Fields;
+
+interface Item {
+  readonly field: Field;
+  readonly bytes: Uint8Array;
+  readonly callId: string;
+}
+
+/** Encodes a message of the protocol. */
+export function encode<D extends DescMessage>(schema: D, message: MessageInitShape<D>): Uint8Array {
+  return toBinary(schema, create(schema, message) as MessageShape<D>);
+}
+
+/** Collects items for a stream and makes messages of them: one queue, so that progress stays before its result. */
+export class Outbox {
+  /** Called when there is something to write, or the outbox is closed. */
+  onReady: () => void = () => undefined;
+  closed = false;
+  /** The largest payload of a result that the bus takes. */
+  resultBytes = 4 * 1024 * 1024;
+  /** In bytes; a larger item would end the stream. */
+  largestItem = 16 * 1024 * 1024 - MARGIN;
+  private items: Item[] = [];
+  private first = 0; // the index of the oldest item
+  private waiting: NodeJS.Immediate | NodeJS.Timeout | null = null; // wakes the writer; null if it is awake
+  private holding = false; // whether all items are results that wait for others
+
+  /** Sets the limits that the bus states; 0 leaves the default. */
+  limit(resultBytes: number, messageBytes: number): void {
+    this.resultBytes = resultBytes || this.resultBytes;
+    if (messageBytes) this.largestItem = messageBytes - MARGIN;
+  }
+
+  put<F extends Field>(field: F, message: MessageInitShape<Fields[F]["schema"]>): void {
+    this.putBytes(field, encode(FIELDS[field].schema as DescMessage, message as MessageInitShape<DescMessage>));
+  }
+
+  /** Adds an encoded item; drops it if the stream is over. With `hold` it may wait a moment for others, which follow. */
+  putBytes(field: Field, bytes: Uint8Array, callId = "", hold = false): void {
+    if (this.closed) return;
+    const empty = this.first === this.items.length;
+    this.items.push({ field, bytes, callId });
+    if (hold && (empty || this.holding)) {
+      this.waiting ??= setTimeout(() => this.wake(), HOLD_MS);
+      this.holding = true;
+    } else if (this.waiting === null || this.holding) {
+      if (this.holding) clearTimeout(this.waiting as NodeJS.Timeout);
+      this.holding = false;
+      this.waiting = setImmediate(() => this.wake()); // once a turn of the loop: what comes together goes together
+    }
+  }
+
+  /** Lets the writer send what waits and then half-close. */
+  close(): void {
+    this.closed = true;
+    this.wake();
+  }
+
+  /** Returns a message of the oldest items; null if none waits. */
+  take(): Uint8Array | null {
+    if (this.first === this.items.length || (this.holding && !this.closed)) return null;
+    const parts: Uint8Array[] = [];
+    const singles = new Set<Field>();
+    let size = 0;
+    while (this.first < this.items.length && parts.length < 2 * MESSAGE_ITEMS) {
+      const { field, bytes } = this.items[this.first] as Item;
+      const head = headOf(FIELDS[field].number, bytes.length);
+      size += head.length + bytes.length;
+      if (parts.length > 0 && (size > MESSAGE_BYTES || singles.has(field))) break;
+      if (FIELDS[field].single) singles.add(field);
+      parts.push(head, bytes);
+      this.first += 1;
+    }
+    if (this.first === this.items.length) {
+      this.items = [];
+      this.first = 0;
+    }
+    return Buffer.concat(parts);
+  }
+
+  /** Returns the ids of the calls that are in no message yet. */
+  unwrittenCalls(): Set<string> {
+    return new Set(this.items.slice(this.first).filter((item) => item.field === "calls").map((item) => item.callId));
+  }
+
+  private wake(): void {
+    if (this.holding) clearTimeout(this.waiting as NodeJS.Timeout);
+    this.waiting = null;
+    this.holding = false;
+    this.onReady();
+  }
+}
+
+/** The tag and the length of a field of length-delimited bytes. */
+function headOf(number: number, length: number): Uint8Array {
+  const head = [(number << 3) | 2];
+  for (; length > 0x7f; length >>>= 7) head.push((length & 0x7f) | 0x80);
+  head.push(length);
+  return Uint8Array.from(head);
+}
+
+/** One stream, from its attach to its end. */
+export class Link {
+  readonly outbox = new Outbox();
+  readonly running = new Map<string, Run>(); // calls that we answer, by the bus's id
+  readonly pending = new Map<string, Ask>(); // calls of our own that the bus has not answered, by our id
+  readonly waiting = new Set<Ask>(); // nested calls that wait for room, oldest first
+  readonly standstill = new Standstill(this.outbox);
+  attached: Attached | null = null; // the bus's first answer; null before it
+  attachedAt = 0; // the time of that answer
+  heardAt = performance.now(); // the start of the stream, or the bus's last message
+  declared = 0; // the version of the tools in the newest attach
+  subscribed = 0; // how many feeds the newest attach subscribed to
+  drainSent = false;
+  drainReceived = false;
+  argumentsBytes = 1024 * 1024;
+  heartbeatMs = 10_000;
+  private leaveTimer: NodeJS.Timeout | null = null; // half-closes, then cancels; null while calls are left
+  private ids = 0;
+
+  /** @param giveUp cancels the stream, with a reason. */
+  constructor(private readonly giveUp: (reason: string) => void, public callsInFlight: number) {}
+
+  /** Takes the bus's first answer, and with it the limits; what is unset has its default. */
+  open(attached: Attached): void {
+    this.attached = attached;
+    this.attachedAt = performance.now();
+    this.callsInFlight = attached.limits?.callsInFlight || this.callsInFlight;
+    this.argumentsBytes = attached.limits?.argumentsBytes || this.argumentsBytes;
+    this.outbox.limit(attached.limits?.resultBytes ?? 0, attached.limits?.messageBytes ?? 0);
+    this.heartbeatMs = attached.heartbeatSeconds * 1000 || this.heartbeatMs;
+    this.standstill.echoes = attached.echoes;
+  }
+
+  /** Whether either side has sent a drain: then only nested calls are made. */
+  get leaving(): boolean {
+    return this.drainSent || this.drainReceived;
+  }
+
+  /** Returns an id that no call on this stream has had. */
+  nextId(): string {
+    return `c${++this.ids}`;
+  }
+
+  /** Returns how long the session has been live, in ms; below 0 if it never was. */
+  liveMs(): number {
+    return this.attached === null ? -1 : performance.now() - this.attachedAt;
+  }
+
+  /** Sends the bus a drain, once. */
+  drain(reason: string): void {
+    if (this.drainSent) return;
+    this.drainSent = true;
+    this.outbox.put("drain", { reason });
+    this.whenIdle();
+  }
+
+  /**
+   * Takes the next step towards the end of the stream; called after each message and each end of a call.
+   *
+   * After our own drain the bus ends the stream: it may have sent a call before it read the drain.
+   */
+  whenIdle(): void {
+    if (!this.leaving) return;
+    const busy = this.running.size + this.pending.size + this.waiting.size + this.standstill.held.size > 0;
+    if (busy) {
+      if (this.leaveTimer !== null) clearTimeout(this.leaveTimer);
+      this.leaveTimer = null;
+    } else if (this.drainReceived) {
+      this.outbox.close();
+    } else {
+      this.leaveTimer ??= setTimeout(() => {
+        this.outbox.close();
+        this.leaveTimer = setTimeout(() => this.giveUp("the bus does not end the stream"), LEAVE_MS);
+      }, LEAVE_MS);
+    }
+  }
+
+  /** Lets the outbox drop further items, after the end of the stream. */
+  end(): void {
+    this.outbox.close();
+    if (this.leaveTimer !== null) clearTimeout(this.leaveTimer);
+  }
+}
+
+/**
+ * Notices that this process stood still (stopped, or its machine suspended), and then holds the calls that it reads.
+ *
+ * The bus may have ended them meanwhile. It echoes a heartbeat behind everything that it has sent before, so the
+ * callers of calls that are not cancelled by then still wait.
+ */
+export class Standstill {
+  readonly held = new Map<string, ToolCall>(); // calls that may have ended, by their ids
+  echoes = false; // whether the bus echoes heartbeats of ours
+  holding = false; // whether calls that arrive are held
+  private sequence = 0n; // of our newest heartbeat
+  private due = Infinity; // when `look` is called next, at the latest, by a clock that stops in a suspended machine
+  private wallDue = Infinity; // the same by the clock of the wall, which does not stop there
+
+  constructor(private readonly outbox: Outbox) {}
+
+  /** Looks at the clocks, at least every `TICK_MS`; returns whether the process stood still since the last look. */
+  look(): boolean {
+    const late = performance.now() > this.due || Date.now() > this.wallDue;
+    this.due = performance.now() + 2 * TICK_MS;
+    this.wallDue = Date.now() + 2 * TICK_MS;
+    if (late && this.echoes) {
+      this.holding = true;
+      this.sequence += 1n;
+      this.outbox.put("heartbeat", { sequence: this.sequence, fromPeer: true });
+    }
+    return late;
+  }
+
+  /** Takes the echo of a heartbeat of ours; returns the calls that may begin now. */
+  echoed(sequence: bigint): ToolCall[] {
+    if (sequence !== this.sequence) return [];
+    this.holding = false;
+    const calls = [...this.held.values()];
+    this.held.clear();
+    return calls;
+  }
+}

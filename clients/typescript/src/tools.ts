@@ -1,0 +1,400 @@
+/** Holds the tools of a plugin and answers their calls: each by its handler, and with exactly one result. */
+import { createHash } from "node:crypto";
+
+import type { MessageInitShape } from "@bufbuild/protobuf";
+
+import type { Calls } from "./calls.js";
+import { CallStage, ErrorCode, ToolProgressSchema, ToolResultSchema, type ToolCall, type ToolResult, type ToolSchema } from "./gen/toolbus/v1/tool_pb.js";
+import { encode, type Link } from "./link.js";
+import { schemaJson, validated, type Arguments, type Schema } from "./schema.js";
+import { contentToWire, contextFromWire, failure, resultFromWire } from "./shapes.js";
+import { argumentsJson, callError, parseJson, Result, SetupError, toJson, type Answer, type Content, type Json, type Question } from "./values.js";
+
+const ERROR_CHARACTERS = 16_384; // of the text of an exception
+const NAME = /^[A-Za-z0-9_.-]{1,64}$/;
+
+/** What a tool declares beside its name; the page "Plugins" of the documentation explains each. */
+export interface ToolOptions<S extends Schema = Schema> {
+  /** When to use it; models read this. */
+  readonly description: string;
+  /** The arguments: JSON Schema, or a type of zod or another library; left out, any object. */
+  readonly parameters?: S;
+  /** Seconds that a call may take, 30 by default, at most 300. */
+  readonly timeout?: number;
+  /** A call ends after so many seconds without progress or result. */
+  readonly idleTimeout?: number;
+  readonly role?: string;
+  readonly minLevel?: number;
+  readonly readOnly?: boolean;
+  readonly idempotent?: boolean;
+  readonly destructive?: boolean;
+  readonly openWorld?: boolean;
+  readonly validate?: boolean;
+  readonly noRepair?: boolean;
+  readonly noDefaults?: boolean;
+  readonly displayName?: string;
+  readonly metadata?: Json;
+  readonly noBackground?: boolean;
+  readonly allowRepeat?: boolean;
+  readonly directReply?: boolean;
+  readonly councilEligible?: boolean;
+  readonly inlineAvailable?: boolean;
+  readonly outputSchema?: Schema;
+  readonly validateOutput?: boolean;
+  readonly needs?: readonly string[];
+  readonly alwaysBackground?: boolean;
+}
+
+/** The function of a tool. Its return value is the output; a generator of texts sends each as a chunk. */
+export type Handler<S extends Schema = Schema> = (args: Arguments<S>, scope: ToolScope) => unknown;
+
+/** A return value of a handler: an output with parts beside it. */
+export class Reply {
+  constructor(readonly output: unknown, readonly content: readonly Content[] = [], readonly isError = false) {}
+}
+
+/** Ends a run of a handler with questions; the handler runs again with the answers. Let it pass in your `catch`. */
+export class InputNeeded extends Error {
+  constructor(readonly questions: { readonly [key: string]: Question }, readonly state: string) {
+    super(`the function asks ${Object.keys(questions).join(", ")} and runs again with the answers`);
+  }
+}
+
+/** A call that is being answered. */
+export class Run {
+  ended = false; // whether its result was made
+  cancelReason: string | null = null; // why it was cancelled; null while it was not
+  nested: AbortController | null = null; // cancels the calls that the handler made; null before the first
+  private controller: AbortController | null = null; // made when the handler first looks at the signal: it costs more than a call
+
+  /** @param together how many calls of its message have no result yet; one object for all of them. */
+  constructor(readonly message: ToolCall, readonly link: Link, readonly together: { left: number }) {}
+
+  get signal(): AbortSignal {
+    this.controller ??= new AbortController();
+    if (this.cancelReason !== null) this.controller.abort(new DOMException(this.cancelReason, "AbortError"));
+    return this.controller.signal;
+  }
+
+  /** Tells the handler to stop; the first reason stays. */
+  cancel(reason: string): void {
+    this.cancelReason ??= reason || "cancelled";
+    this.controller?.abort(new DOMException(this.cancelReason, "AbortError"));
+  }
+}
+
+/** A call, as its handler sees it. */
+export class ToolScope {
+  private readonly made = performance.now();
+  private unnamed = 0; // how many questions without a key this run has asked
+
+  constructor(private readonly run: Run, private readonly calls: Calls, private readonly log: (text: string) => void) {}
+
+  /** The name of the tool. */
+  get tool(): string {
+    return this.run.message.name;
+  }
+  get callId(): string {
+    return this.run.message.callId;
+  }
+  /** The arguments as they came, for numbers with more digits than JavaScript has. */
+  get argumentsJson(): string {
+    return this.run.message.argumentsJson || "{}";
+  }
+  /** The user and the conversation, as the host states them. */
+  get context(): ReturnType<typeof contextFromWire> {
+    return contextFromWire(this.run.message.context);
+  }
+  get traceparent(): string {
+    return this.run.message.traceparent;
+  }
+  /** Aborts when the call is cancelled, or its connection breaks: then nobody waits for the result. */
+  get signal(): AbortSignal {
+    return this.run.signal;
+  }
+  get isCancelled(): boolean {
+    return this.run.cancelReason !== null;
+  }
+
+  /** Returns the seconds until the deadline, never below 0; Infinity without one. */
+  timeLeft(): number {
+    const seconds = this.run.message.timeoutSeconds;
+    return seconds ? Math.max(0, seconds - (performance.now() - this.made) / 1000) : Infinity;
+  }
+
+  /** Reports progress to the caller, and resets the idle timeout. Progress that the bus cannot carry is left out. */
+  progress(progress = 0, more: { total?: number; message?: string; chunk?: string; content?: readonly Content[] } = {}): void {
+    if (this.run.ended) return;
+    const { total = 0, message = "", chunk = "", content = [] } = more;
+    const { outbox } = this.run.link;
+    const item = { callId: this.callId, progress, total, message, outputChunk: chunk, content: content.map(contentToWire) };
+    const bytes = encode(ToolProgressSchema, item);
+    if (bytes.length > Math.min(outbox.resultBytes, outbox.largestItem)) {
+      this.log(`progress of tool ${this.tool} is left out: it has ${bytes.length} bytes, at most ${outbox.resultBytes}`);
+    } else if (!message.isWellFormed() || !chunk.isWellFormed()) {
+      this.log(`progress of tool ${this.tool} is left out: it holds half of a surrogate pair`);
+    } else {
+      outbox.putBytes("progress", bytes);
+    }
+  }
+
+  /** Sends the next piece of the output. The result must still have the whole output. */
+  chunk(text: string): void {
+    this.progress(0, { chunk: text });
+  }
+
+  /** Calls another tool as part of this call: same context, no longer than this call, cancelled with it. */
+  async call(name: string, args: unknown = {}, options: { timeout?: number; role?: string; schemaHash?: string } = {}): Promise<Result> {
+    const { traceparent, tracestate } = this.run.message;
+    const fields = {
+      name,
+      argumentsJson: argumentsJson(args),
+      parentCallId: this.callId,
+      schemaHash: options.schemaHash ?? "",
+      ...{ traceparent, tracestate },
+      ...(options.timeout === undefined ? {} : { timeoutSeconds: options.timeout }),
+      ...(options.role === undefined ? {} : { role: options.role }),
+    };
+    this.run.nested ??= new AbortController();
+    if (this.run.ended) this.run.nested.abort();
+    const { signal } = this.run.nested;
+    try {
+      return resultFromWire(await this.calls.call(fields, { parent: this.run.link, signal }));
+    } catch (problem) {
+      if (!signal.aborted) throw problem;
+      return new Result({ error: callError("CANCELLED", "UNKNOWN", "the call that made this one has ended") });
+    }
+  }
+
+  /** The kinds of questions that the caller can answer, such as `elicitation.form`. */
+  get accepts(): readonly string[] {
+    return this.run.message.accepts;
+  }
+  /** The answers that came with this call, by key. */
+  get inputResponses(): { [key: string]: any } {
+    return objectOf(this.run.message.inputResponsesJson);
+  }
+  /** The state that this tool returned with its questions, as the caller sent it back: do not trust it. */
+  get requestState(): string {
+    return this.run.message.requestState;
+  }
+
+  /**
+   * Asks the person behind the caller, by a form or, with `url`, by a page to open.
+   *
+   * It ends this run, and the function runs again from its beginning with the answer: ask before you change anything.
+   * Check the `action` of the answer: a person may decline.
+   *
+   * @param schema JSON Schema of the form; the properties alone are enough. Without it the question is whether to go on.
+   * @param options `key` names the question, needed only if its text differs from run to run.
+   */
+  elicit(message: string, schema?: { [name: string]: Json }, options: { url?: string; key?: string } = {}): Answer {
+    const form = schema === undefined ? {} : typeof schema.properties === "object" ? schema : { properties: schema };
+    const params: { [name: string]: Json } = options.url
+      ? { mode: "url", message, url: options.url }
+      : { mode: "form", message, requestedSchema: { type: "object", properties: {}, ...form } };
+    const digest = () => createHash("sha256").update(toJson(params)).digest("hex").slice(0, 8);
+    const key = options.key ?? `${++this.unnamed}-${digest()}`;
+    if (options.url) params.elicitationId = key;
+    return this.ask({ [key]: { method: "elicitation/create", params } })[key];
+  }
+
+  /** Asks several questions of any kind at once, and returns the answers by key; otherwise as `elicit`. */
+  ask(questions: { readonly [key: string]: Question }): { [key: string]: any } {
+    const known = { ...objectOf(toJson(objectOf(this.requestState).answers ?? {})), ...this.inputResponses };
+    const missing = Object.entries(questions).filter(([key, question]) => !answers(question, known[key]));
+    if (missing.length === 0) return Object.fromEntries(Object.keys(questions).map((key) => [key, known[key]]));
+    for (const [key] of missing) delete known[key];
+    const state = Object.keys(known).length > 0 ? toJson({ answers: known }) : "";
+    throw new InputNeeded(Object.fromEntries(missing), state);
+  }
+}
+
+/** The tools that a peer offers, and their calls. */
+export class Tools {
+  /** Rises with every change of the tools. */
+  version = 0;
+  private readonly tools = new Map<string, { declaration: MessageInitShape<typeof ToolSchema>; schema: Schema | undefined; handler: Handler }>();
+
+  constructor(private readonly calls: Calls, private readonly log: (text: string) => void) {}
+
+  /** @throws SetupError a rule is broken. */
+  add(name: string, options: ToolOptions, handler: Handler, replace: boolean): void {
+    if (!NAME.test(name)) throw new SetupError(`tool name '${name}' breaks the rule [A-Za-z0-9_.-]{1,64}: rename the tool`);
+    if (!replace && this.tools.has(name)) throw new SetupError(`there already is a tool '${name}': pass replace: true, or rename one`);
+    for (const [label, seconds] of [["timeout", options.timeout], ["idleTimeout", options.idleTimeout]] as const) {
+      if (seconds !== undefined && !(seconds > 0 && seconds <= 300)) {
+        throw new SetupError(`tool '${name}': ${label} is ${seconds} s, it must be above 0 and at most 300`);
+      }
+    }
+    const { description, parameters, timeout, idleTimeout, metadata, outputSchema, needs, ...rest } = options;
+    const { readOnly, idempotent, destructive, openWorld, ...same } = rest;
+    const hints = Object.entries({ readOnly, idempotent, destructive, openWorld }).filter(([, value]) => value !== undefined);
+    const declaration = {
+      ...same,
+      name,
+      description,
+      parametersJson: schemaJson(parameters, "input", name),
+      timeoutSeconds: timeout ?? 0,
+      idleTimeoutSeconds: idleTimeout ?? 0,
+      metadataJson: metadata === undefined ? "" : toJson(metadata),
+      outputSchemaJson: outputSchema === undefined ? "" : schemaJson(outputSchema, "output", name),
+      needs: [...(needs ?? [])],
+      ...(hints.length > 0 ? { annotations: Object.fromEntries(hints) } : {}),
+    };
+    this.tools.set(name, { declaration, schema: parameters, handler });
+    this.version += 1;
+  }
+
+  /** Withdraws a tool; its calls in flight are finished. Returns whether it existed. */
+  remove(name: string): boolean {
+    const existed = this.tools.delete(name);
+    if (existed) this.version += 1;
+    return existed;
+  }
+
+  /** What an attach declares. */
+  declarations(): MessageInitShape<typeof ToolSchema>[] {
+    return [...this.tools.values()].map((tool) => tool.declaration);
+  }
+
+  /** Starts the handlers of calls that came in one message, and does not wait for them. */
+  begin(calls: readonly ToolCall[], link: Link): void {
+    if (link.standstill.holding) {
+      for (const message of calls) link.standstill.held.set(message.callId, message);
+      return;
+    }
+    const together = { left: calls.length };
+    for (const message of calls) {
+      const run = new Run(message, link, together);
+      link.running.set(message.callId, run);
+      void this.run(run);
+    }
+  }
+
+  /** Tells a handler to stop, and answers its call: a handler cannot be ended from outside. An unknown id is ignored. */
+  cancel(callId: string, reason: string, link: Link): void {
+    const run = link.running.get(callId);
+    if (run !== undefined) {
+      run.cancel(reason);
+      this.answer(run, failure(ErrorCode.CANCELLED, CallStage.ACCEPTED, "the call was cancelled"));
+    } else if (link.standstill.held.delete(callId)) {
+      const result = failure(ErrorCode.CANCELLED, CallStage.NOT_DISPATCHED, "the call was cancelled before it began");
+      link.outbox.put("results", { ...result, callId });
+    }
+  }
+
+  /** Tells the handlers of a stream that is over to stop: nobody waits for their results. */
+  lost(link: Link): void {
+    link.standstill.held.clear();
+    for (const run of link.running.values()) {
+      run.ended = true;
+      run.cancel("the connection to the bus broke");
+    }
+    link.running.clear();
+  }
+
+  private async run(run: Run): Promise<void> {
+    const { message } = run;
+    const scope = new ToolScope(run, this.calls, this.log);
+    let result: ToolResult | MessageInitShape<typeof ToolResultSchema>;
+    try {
+      result = await this.resultOf(message, scope);
+    } catch (problem) {
+      result = failureOf(problem);
+    }
+    this.answer(run, result);
+  }
+
+  private async resultOf(message: ToolCall, scope: ToolScope): Promise<MessageInitShape<typeof ToolResultSchema>> {
+    const tool = this.tools.get(message.name);
+    if (tool === undefined) {
+      const text = `this plugin has no tool '${message.name}'; it has: ${[...this.tools.keys()].join(", ")}`;
+      return failure(ErrorCode.NOT_FOUND, CallStage.NOT_DISPATCHED, text);
+    }
+    const args = objectOf(message.argumentsJson || "{}", null);
+    if (args === null) {
+      const text = `the arguments must be the JSON text of an object, they are ${message.argumentsJson.slice(0, 80)}`;
+      return failure(ErrorCode.INVALID_ARGUMENTS, CallStage.NOT_DISPATCHED, text);
+    }
+    const checked = tool.schema === undefined ? { value: args } : await validated(tool.schema, args);
+    if ("fault" in checked) return failure(ErrorCode.INVALID_ARGUMENTS, CallStage.NOT_DISPATCHED, checked.fault);
+    let output = await tool.handler(checked.value, scope);
+    if (typeof output === "object" && output !== null && Symbol.asyncIterator in output) {
+      const texts: string[] = [];
+      for await (const text of output as AsyncIterable<string>) {
+        scope.chunk(text);
+        texts.push(text);
+      }
+      output = texts.join("");
+    }
+    if (!(output instanceof Reply)) return { outputJson: toJson(output) };
+    return { outputJson: toJson(output.output), content: output.content.map(contentToWire), isError: output.isError };
+  }
+
+  /** Sends the result of a call, once; it may wait a moment for the other results of its message. */
+  private answer(run: Run, result: MessageInitShape<typeof ToolResultSchema>): void {
+    if (run.ended) return;
+    run.ended = true;
+    run.together.left -= 1;
+    run.nested?.abort();
+    const { link, message } = run;
+    const bytes = encode(ToolResultSchema, checked({ ...result, callId: message.callId }, link));
+    link.running.delete(message.callId);
+    link.outbox.putBytes("results", bytes, "", run.together.left > 0);
+    link.whenIdle();
+  }
+}
+
+type ResultInit = MessageInitShape<typeof ToolResultSchema>;
+
+/** Returns the result, or a failure in place of one that breaks a limit and so would end the stream. */
+function checked(result: ResultInit, link: Link): ResultInit {
+  const { resultBytes, largestItem } = link.outbox;
+  const texts = [result.outputJson, result.inputRequestsJson, result.requestState];
+  let payload = texts.reduce((sum, each) => sum + Buffer.byteLength(each ?? ""), 0);
+  if (result.content?.length) payload += encode(ToolResultSchema, { content: result.content }).length;
+  const failed = (code: ErrorCode, text: string, limit?: { name: string; value: number }): ResultInit => ({
+    ...failure(code, CallStage.ACCEPTED, text, limit ? { limit } : {}),
+    callId: result.callId ?? "",
+  });
+  if (!texts.every((each) => (each ?? "").isWellFormed())) {
+    return failed(ErrorCode.TOOL, "the result holds half of a surrogate pair, which UTF-8 cannot carry");
+  }
+  if (payload <= resultBytes && payload <= largestItem) return result;
+  const text = `the result has ${payload} bytes, more than the limit result_bytes = ${resultBytes}: ask for less`;
+  return failed(ErrorCode.RESULT_TOO_LARGE, text, { name: "result_bytes", value: resultBytes });
+}
+
+function failureOf(problem: unknown): ResultInit {
+  if (problem instanceof InputNeeded) {
+    return { inputRequestsJson: toJson(problem.questions), requestState: problem.state };
+  }
+  const kind = problem instanceof Error ? problem.name : typeof problem;
+  let text = kind;
+  try {
+    text = (problem instanceof Error ? problem.message : String(problem)) || kind;
+  } catch {
+    // a fault in the handler's own exception
+  }
+  return failure(ErrorCode.TOOL, CallStage.ACCEPTED, text.slice(0, ERROR_CHARACTERS), { reason: kind });
+}
+
+/** Tells whether an answer fits its question: callers can send anything. */
+function answers(question: Question, answer: unknown): boolean {
+  if (typeof answer !== "object" || answer === null) return false;
+  if (question.method !== "elicitation/create") return true;
+  const { action, content } = answer as { action?: unknown; content?: object };
+  if (action !== "accept") return action === "decline" || action === "cancel";
+  const required = (question.params?.requestedSchema as { required?: string[] } | undefined)?.required ?? [];
+  return required.every((name) => name in (content ?? {}));
+}
+
+function objectOf<Other = Record<string, never>>(json: string, other: Other = {} as Other): { [key: string]: any } | Other {
+  try {
+    const value = json ? parseJson(json) : other;
+    return typeof value === "object" && value !== null && !Array.isArray(value) ? value : other;
+  } catch {
+    return other;
+  }
+}

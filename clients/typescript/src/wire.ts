@@ -1,0 +1,176 @@
+/**
+ * Opens connections to a bus and streams on them, with grpc-js: the only file that knows gRPC.
+ *
+ * Addresses are `HOST:PORT` and `unix:PATH` without TLS, `tls:HOST:PORT` and `mtls:HOST:PORT` with it.
+ */
+import { fromBinary, toBinary, type DescMessage, type MessageInitShape, type MessageShape, create } from "@bufbuild/protobuf";
+import * as grpc from "@grpc/grpc-js";
+import { closeSync, fstatSync, openSync, readFileSync } from "node:fs";
+
+import { InvokeResponseSchema, type InvokeResponse } from "./gen/toolbus/v1/tool_bus_service_pb.js";
+import type { Outbox } from "./link.js";
+import { PeerLost, RequestError, SetupError } from "./values.js";
+
+const SERVICE = "/toolbus.v1.ToolBusService/";
+const OPTIONS = {
+  "grpc.use_local_subchannel_pool": 1, // otherwise channels share a backoff of their own, up to minutes
+  "grpc.enable_retries": 0,
+  "grpc.enable_http_proxy": 0,
+  "grpc.keepalive_time_ms": 30_000, // pings notice a dead machine
+  "grpc.keepalive_timeout_ms": 10_000,
+  "grpc.max_receive_message_length": -1, // the bus keeps to the `max_message_bytes` of the attach
+  "grpc.max_send_message_length": -1,
+};
+
+/** The values of a credential file: where a bus on another machine is, and who this peer is. */
+export interface Credential {
+  readonly address?: string;
+  readonly name?: string;
+  readonly token?: string;
+  /** PEM: who signs the certificate of the bus. */
+  readonly ca?: string;
+  /** PEM: of this peer, for `mtls:`. */
+  readonly certificate?: string;
+  readonly key?: string;
+}
+
+/** How a stream ended: the name of its gRPC status, and its text. */
+export interface End {
+  readonly code: string;
+  readonly text: string;
+}
+
+/** One Invoke stream: writes what the outbox holds, one message at a time, and hands on what comes. */
+export class Stream {
+  private readonly call: grpc.ClientDuplexStream<Uint8Array, InvokeResponse>;
+  private reason = ""; // why this side cancelled the stream; empty while it has not
+  private writing = false; // whether a write has not returned: there is one at a time
+  private over = false; // whether this side has half-closed, or the stream has ended
+
+  constructor(
+    client: grpc.Client,
+    metadata: grpc.Metadata,
+    private readonly outbox: Outbox,
+    onMessage: (message: InvokeResponse) => void,
+    onEnd: (end: End) => void,
+  ) {
+    const pass = (bytes: Uint8Array) => bytes as Buffer;
+    const read = (bytes: Buffer) => fromBinary(InvokeResponseSchema, bytes);
+    this.call = client.makeBidiStreamRequest(`${SERVICE}Invoke`, pass, read, metadata, {});
+    this.call.on("data", onMessage);
+    this.call.on("error", () => undefined); // `status` brings the same
+    this.call.on("status", (status: grpc.StatusObject) => {
+      this.over = true;
+      const end = this.reason ? { code: "UNAVAILABLE", text: this.reason } : { code: statusName(status.code), text: status.details };
+      setImmediate(onEnd, end); // after the messages that were read before
+    });
+    outbox.onReady = () => this.write();
+  }
+
+  /** Cancels the stream; without effect on one that has ended. */
+  giveUp(reason: string): void {
+    this.reason ||= reason;
+    this.call.cancel();
+  }
+
+  private write(): void {
+    if (this.writing || this.over) return;
+    const bytes = this.outbox.take();
+    if (bytes !== null) {
+      this.writing = true;
+      this.call.write(bytes, () => {
+        this.writing = false;
+        this.write();
+      });
+    } else if (this.outbox.closed) {
+      this.over = true;
+      this.call.end();
+    }
+  }
+}
+
+/** One connection to a bus, with the credential as it is now. */
+export class Connection {
+  private readonly client: grpc.Client;
+  private readonly metadata = new grpc.Metadata(); // of every RPC
+
+  /** @throws SetupError the credential cannot be used. */
+  constructor(address: string, credentialPath: string) {
+    const { token, ca, key, certificate } = readCredential(credentialPath);
+    const [, prefix, target] = /^(?:(m?tls):)?(.*)$/s.exec(address) as unknown as [string, string | undefined, string];
+    if (token && !prefix && !/^(unix:|127\.0\.0\.1:|localhost:|\[::1\]:)/.test(address)) {
+      throw new SetupError(`a token is not sent to ${address} in plain text: write tls:${address}`);
+    }
+    const pem = (value?: string) => (value ? Buffer.from(value) : null);
+    const both = key && certificate;
+    const security = prefix
+      ? grpc.credentials.createSsl(pem(ca), both ? pem(key) : null, both ? pem(certificate) : null)
+      : grpc.credentials.createInsecure();
+    this.client = new grpc.Client(target, security, OPTIONS);
+    if (token) this.metadata.set("authorization", `Bearer ${token}`);
+  }
+
+  /** Opens a stream, without a deadline and without waiting for the bus. */
+  invoke(outbox: Outbox, onMessage: (message: InvokeResponse) => void, onEnd: (end: End) => void): Stream {
+    return new Stream(this.client, this.metadata, outbox, onMessage, onEnd);
+  }
+
+  /** Makes a unary RPC. @throws RequestError, PeerLost the bus did not answer with OK. */
+  unary<I extends DescMessage, O extends DescMessage>(
+    method: string, input: I, request: MessageInitShape<I>, output: O, seconds: number,
+  ): Promise<MessageShape<O>> { // prettier-ignore
+    return new Promise((resolve, reject) => {
+      this.client.makeUnaryRequest(
+        SERVICE + method,
+        (message: MessageShape<I>) => Buffer.from(toBinary(input, message)),
+        (bytes: Buffer) => fromBinary(output, bytes),
+        create(input, request) as MessageShape<I>,
+        this.metadata,
+        { deadline: Date.now() + seconds * 1000 },
+        (error, response) => {
+          if (!error) return resolve(response as MessageShape<O>);
+          const lost = ["UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"].includes(statusName(error.code));
+          reject(new (lost ? PeerLost : RequestError)(statusName(error.code), error.details));
+        },
+      );
+    });
+  }
+
+  close(): void {
+    this.client.close();
+  }
+}
+
+/**
+ * Returns the values of a credential file; none without a path.
+ *
+ * @throws SetupError other users can read the file, or it cannot be read.
+ */
+export function readCredential(path: string): Credential {
+  if (!path) return {};
+  let content: string;
+  let file: number | undefined;
+  try {
+    file = openSync(path, "r");
+    const { uid, mode } = fstatSync(file);
+    const own = process.getuid === undefined || ((uid === process.getuid() || uid === 0) && (mode & 0o077) === 0);
+    if (!own) throw new SetupError(`${path} must belong to this user, who alone may read it: chmod 600 ${path}`);
+    content = readFileSync(file, "utf8");
+  } catch (problem) {
+    throw problem instanceof SetupError ? problem : new SetupError(`the credential ${path} cannot be read: ${String(problem)}`);
+  } finally {
+    if (file !== undefined) closeSync(file);
+  }
+  // What `toolbus keys add` writes: basic and multi-line texts; other values are for people.
+  const values: Record<string, string> = {};
+  for (const [, name, long, long2, short, short2] of content.matchAll(
+    /^\s*(\w+)\s*=\s*(?:"""\r?\n?(.*?)"""|'''\r?\n?(.*?)'''|"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)')/gms,
+  )) {
+    values[name as string] = long ?? long2 ?? short2 ?? (JSON.parse(`"${short ?? ""}"`) as string);
+  }
+  return values;
+}
+
+function statusName(code: number): string {
+  return grpc.status[code] ?? String(code);
+}

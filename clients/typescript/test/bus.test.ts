@@ -1,0 +1,291 @@
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+
+import { generateText, stepCountIs } from "ai";
+import { MockLanguageModelV3 } from "ai/test";
+import { z } from "zod";
+
+import { Host as HttpHost } from "../src/http.js";
+import { Host, image, link, PeerLost, Plugin, Reply, RequestError, SetupError, type Progress } from "../src/index.js";
+import { aiTools, anthropicTools, openAiTools } from "../src/models.js";
+import { runningBus, until, type Bus } from "./support.js";
+
+const quiet = { log: () => undefined };
+let bus: Bus;
+let plugin: Plugin;
+let host: Host;
+let http: HttpHost;
+let slowAborted = 0;
+
+before(async () => {
+  bus = await runningBus();
+  plugin = new Plugin("weather", { ...quiet, address: bus.grpc });
+  plugin.tool(
+    "get_weather",
+    { description: "Tells the weather of a city.", parameters: z.object({ city: z.string(), days: z.int().default(1) }), readOnly: true },
+    ({ city, days }) => ({ city, days: Array<string>(days).fill("sunny") }),
+  );
+  plugin.tool(
+    "add",
+    { description: "Adds.", parameters: { type: "object", properties: { a: { type: "integer" }, b: { type: "integer", default: 1 } }, required: ["a"] } },
+    ({ a, b }) => BigInt(a) + BigInt(b),
+  );
+  plugin.tool("count", { description: "Counts." }, async function* (_: any) {
+    yield "one ";
+    yield "two";
+  });
+  plugin.tool("steps", { description: "Reports." }, (_, scope) => {
+    scope.progress(1, { total: 2, message: "half", content: [image(Uint8Array.of(1, 2), "image/webp")] });
+    return new Reply("done", [link("https://a.example", "more")]);
+  });
+  plugin.tool("slow", { description: "Waits." }, async (_, scope) => {
+    scope.progress();
+    await new Promise<void>((resolve) => scope.signal.addEventListener("abort", () => resolve()));
+    slowAborted += 1;
+  });
+  plugin.tool("fail", { description: "Fails." }, () => {
+    throw new RangeError("no such city");
+  });
+  plugin.tool("ask_weather", { description: "Asks another tool." }, async (args, scope) => (await scope.call("get_weather", args)).unwrap());
+  plugin.tool("who", { description: "Tells the user." }, (_, scope) => [scope.context.userId, scope.context.attributes, scope.timeLeft() <= 30]);
+  plugin.tool("book", { description: "Books a room." }, (_, scope) => {
+    const day = scope.elicit("Which day?", { day: { type: "string" } });
+    const sure = scope.elicit("Sure?");
+    return day.action === "accept" && sure.action === "accept" ? `on ${String(day.content?.day)}` : "not booked";
+  });
+  plugin.start();
+  await plugin.ready();
+  host = new Host({ ...quiet, address: bus.grpc });
+  http = new HttpHost({ address: bus.http });
+});
+
+after(async () => {
+  await host?.close();
+  await plugin?.close();
+  await bus?.stop();
+});
+
+test("a host lists tools with their schema, and calls them", async () => {
+  const [tool] = await host.list({ names: ["get_weather"] });
+  assert.equal(tool?.source, "weather");
+  assert.equal(tool?.state, "live");
+  assert.equal(tool?.tool.annotations?.readOnly, true);
+  assert.deepEqual(tool?.parameters.required, ["city"]);
+  const result = await host.call("get_weather", { city: "Oslo" }, { schemaHash: tool!.schemaHash });
+  assert.deepEqual(result.unwrap(), { city: "Oslo", days: ["sunny"] });
+});
+
+test("integers of any size pass through", async () => {
+  assert.equal((await host.call("add", '{"a": 123456789012345678901234567890}')).output, 123456789012345678901234567891n);
+  assert.equal((await http.call("add", { a: 2n ** 70n })).output, 2n ** 70n + 1n);
+});
+
+test("failures are values with code, stage and retrySafe", async () => {
+  const failed = (await host.call("fail")).error;
+  assert.deepEqual([failed?.code, failed?.stage, failed?.message, failed?.reason], ["TOOL", "ACCEPTED", "no such city", "RangeError"]);
+  const missing = (await host.call("missing", {}, { timeout: 10 })).error;
+  assert.equal(missing?.stage, "NOT_DISPATCHED");
+  const invalid = (await host.call("get_weather", { days: "many" })).error;
+  assert.equal(invalid?.code, "INVALID_ARGUMENTS");
+  assert.match(invalid?.message ?? "", /city/);
+});
+
+test("progress, chunks and content reach the host", async () => {
+  const items: Progress[] = [];
+  const result = await host.call("steps", {}, { onProgress: (item) => items.push(item) });
+  assert.deepEqual([items[0]?.progress, items[0]?.total, items[0]?.message], [1, 2, "half"]);
+  assert.equal(items[0]?.content[0]?.type, "image");
+  assert.deepEqual(result.content, [{ type: "link", uri: "https://a.example", name: "more", description: "", mimeType: "" }]);
+  const chunks: string[] = [];
+  assert.equal((await host.call("count", {}, { onProgress: ({ chunk }) => chunks.push(chunk) })).output, "one two");
+  assert.deepEqual(chunks, ["one ", "two"]);
+});
+
+test("an aborted call is cancelled down to its handler", async () => {
+  const controller = new AbortController();
+  const stopped = slowAborted;
+  const call = host.call("slow", {}, { signal: controller.signal, onProgress: () => controller.abort() });
+  await assert.rejects(call, { name: "AbortError" });
+  await until(() => slowAborted > stopped);
+});
+
+test("a deadline ends a call and names its limit", async () => {
+  const { error } = await host.call("slow", {}, { timeout: 0.2 });
+  assert.equal(error?.code, "DEADLINE_EXCEEDED");
+  assert.equal(error?.limit?.name, "timeout_seconds");
+});
+
+test("nested calls, and the context of the host", async () => {
+  assert.deepEqual((await host.call("ask_weather", { city: "Rome" })).unwrap().city, "Rome");
+  const context = { userId: "ann", attributes: { locale: "en" } };
+  assert.deepEqual((await host.call("who", {}, { context })).output, ["ann", { locale: "en" }, true]);
+});
+
+test("questions are answered, one after the other; without answers the call says what it needs", async () => {
+  const onInput = ({ message }: { message: string }) => (message === "Which day?" ? { day: "friday" } : {});
+  assert.equal((await host.call("book", {}, { onInput })).output, "on friday");
+  assert.equal((await http.call("book", {}, { onInput })).output, "on friday");
+  assert.equal((await host.call("book", {}, { onInput: () => null })).output, "not booked");
+  assert.equal((await host.call("book")).error?.reason, "needs_input");
+});
+
+test("a watch shows tools that come and go, also over HTTP", async () => {
+  const changes = host.watch();
+  const overHttp = http.watch();
+  assert.equal((await changes.next()).value?.full, true);
+  assert.equal((await overHttp.next()).value?.full, true);
+  plugin.tool("later", { description: "Comes later." }, () => 1);
+  await plugin.ready();
+  assert.equal(((await changes.next()).value ?? null)?.added[0]?.name, "later");
+  assert.equal(((await overHttp.next()).value ?? null)?.added[0]?.name, "later");
+  plugin.removeTool("later");
+  assert.equal(((await changes.next()).value ?? null)?.removed[0]?.name, "later");
+  await changes.return();
+  await overHttp.return();
+});
+
+test("notifications reach a host", async () => {
+  const received = host.notifications();
+  const next = received.next();
+  await until(async () => (await plugin.notify("", "tea is ready", { minutes: 3 })) > 0);
+  const { value } = await next;
+  assert.deepEqual([value?.source, value?.text, value?.data], ["weather", "tea is ready", { minutes: 3 }]);
+  await received.return();
+});
+
+test("a host lends its model to a plugin with the permission", async () => {
+  host.lend(async ({ messages, maxTokens }) => `${messages.length} messages, ${maxTokens} tokens`, { maxTokens: 100 });
+  const granted = await host.call("toolbus:grant", { source: "weather", permission: "generation" });
+  assert.equal(granted.error, null);
+  await until(async () => (await host.list({ source: "host" })).length > 0);
+  assert.equal((await plugin.generate("Name the ship.")).text, "1 messages, 100 tokens");
+});
+
+test("a host over HTTP lists, calls and reports progress, chunks and content", async () => {
+  const [tool] = await http.list({ names: ["get_weather"] });
+  assert.deepEqual(tool?.parameters.required, ["city"]);
+  assert.deepEqual((await http.call("get_weather", { city: "Oslo" })).output, { city: "Oslo", days: ["sunny"] });
+  const items: Progress[] = [];
+  const result = await http.call("steps", {}, { onProgress: (item) => items.push(item) });
+  assert.equal(items[0]?.message, "half");
+  assert.equal(result.content.at(-1)?.type, "link");
+  const chunks: string[] = [];
+  await http.call("count", {}, { onProgress: ({ chunk }) => chunks.push(chunk) });
+  assert.deepEqual(chunks, ["one ", "two"]);
+  assert.equal((await http.call("fail")).error?.code, "TOOL");
+  assert.equal((await http.export("openai", { names: ["add"] })).tools[0].function.name, "add");
+  await assert.rejects(http.call("add", {}, { role: "nobody" }), RequestError);
+});
+
+test("an aborted call over HTTP rejects, and is cancelled", async () => {
+  const controller = new AbortController();
+  const stopped = slowAborted;
+  const call = http.call("slow", {}, { signal: controller.signal, onProgress: () => controller.abort() });
+  await assert.rejects(call, { name: "AbortError" });
+  await until(() => slowAborted > stopped);
+});
+
+test("a call over HTTP without a bus is a value", async () => {
+  const result = await new HttpHost({ address: "http://127.0.0.1:1" }).call("add", { a: 1 });
+  assert.deepEqual([result.error?.code, result.error?.stage, result.error?.retrySafe], ["UNAVAILABLE", "UNKNOWN", false]);
+});
+
+test("the AI SDK calls tools of the bus", async () => {
+  const usage = { inputTokens: { total: 1, noCache: 1, cacheRead: 0, cacheWrite: 0 }, outputTokens: { total: 1, text: 1, reasoning: 0 } };
+  let round = 0;
+  const prompts: unknown[] = [];
+  const model = new MockLanguageModelV3({
+    doGenerate: async ({ prompt, tools }) => {
+      prompts.push(prompt, tools);
+      round += 1;
+      return round === 1
+        ? { content: [{ type: "tool-call", toolCallId: "1", toolName: "get_weather", input: '{"city":"Oslo"}' }], finishReason: { unified: "tool-calls", raw: "" }, usage, warnings: [] }
+        : { content: [{ type: "text", text: "It is sunny." }], finishReason: { unified: "stop", raw: "" }, usage, warnings: [] };
+    },
+  });
+  const tools = await aiTools(host, { names: ["get_weather"] });
+  const { text } = await generateText({ model, tools, prompt: "What is the weather in Oslo?", stopWhen: stepCountIs(3) });
+  assert.equal(text, "It is sunny.");
+  assert.match(JSON.stringify(prompts), /Tells the weather of a city/);
+  assert.match(JSON.stringify(prompts), /sunny/);
+});
+
+test("OpenAI's and Anthropic's formats, over either host", async () => {
+  for (const each of [host, http]) {
+    const openAi = await openAiTools(each, { names: ["get_weather", "steps"] });
+    assert.deepEqual(openAi.tools.map((tool) => tool.function.name), ["get_weather", "steps"]);
+    const call = { id: "1", type: "function", function: { name: "get_weather", arguments: '{"city":"Oslo"}' } };
+    const [message] = await openAi.answer([call]);
+    assert.deepEqual([message?.tool_call_id, JSON.parse(message?.content ?? "").city], ["1", "Oslo"]);
+    const anthropic = await anthropicTools(each, { names: ["fail"] });
+    const parts = await anthropic.answer([{ type: "text", text: "hm" }, { type: "tool_use", id: "t", name: "fail", input: {} }, { type: "tool_use", id: "u", name: "none", input: {} }]);
+    assert.deepEqual(parts.map((part) => [part.tool_use_id, part.is_error]), [["t", true], ["u", true]]);
+  }
+});
+
+test("a refused tool is data, and the others are offered", async () => {
+  const refused: string[] = [];
+  const other = new Plugin("other", { ...quiet, address: bus.grpc, onRefused: ({ name }) => refused.push(name) });
+  other.tool("works", { description: "Works." }, () => 1);
+  other.tool("does_not", { description: "Does not.", parameters: { $ref: "#" } }, () => 1);
+  other.start();
+  await other.ready();
+  assert.deepEqual([refused, other.refused.map(({ name }) => name)], [["does_not"], ["does_not"]]);
+  await other.close();
+});
+
+test("two plugins of one source share the calls of a tool, and one that leaves loses none", async () => {
+  const replicas = ["a", "b"].map((name) => {
+    const replica = new Plugin("replicated", { ...quiet, address: bus.grpc });
+    replica.tool("which", { description: "Tells which." }, async () => {
+      await new Promise((resolve) => setTimeout(resolve, 5));
+      return name;
+    });
+    replica.start();
+    return replica;
+  });
+  await Promise.all(replicas.map((replica) => replica.ready()));
+  const calls = Array.from({ length: 40 }, () => host.call("which"));
+  const closed = replicas[0]!.close();
+  const results = await Promise.all(calls);
+  await closed;
+  assert.deepEqual(new Set(results.map((result) => result.unwrap())), new Set(["a", "b"]));
+  await replicas[1]!.close();
+});
+
+test("mistakes of the program name the value, the rule and the fix", async () => {
+  assert.throws(() => new Plugin("a b"), SetupError);
+  assert.throws(() => plugin.tool("a b", { description: "" }, () => 1), /'a b' breaks the rule.*rename/);
+  assert.throws(() => plugin.tool("add", { description: "" }, () => 1), /replace: true/);
+  assert.throws(() => plugin.tool("new", { description: "", timeout: 301 }, () => 1), /301 s, it must be above 0 and at most 300/);
+  await assert.rejects(host.call("add", {}, { timeout: 0 }), /above 0/);
+  await assert.rejects(host.list({ role: "nobody" }), RequestError);
+});
+
+test("without a bus a call is refused at its deadline, and a listing says where it looked", async () => {
+  const lonely = new Host({ ...quiet, address: "127.0.0.1:1" });
+  const { error } = await lonely.call("add", {}, { timeout: 0.1 });
+  assert.deepEqual([error?.code, error?.stage, error?.retrySafe], ["UNAVAILABLE", "NOT_DISPATCHED", true]);
+  await assert.rejects(lonely.list({ timeout: 0.1 }), (problem) => problem instanceof PeerLost && /127\.0\.0\.1:1/.test(problem.message));
+  await lonely.close();
+});
+
+test("after a restart of the bus the tools are back, and a call that waited is answered", async () => {
+  const first = await runningBus();
+  const address = first.grpc;
+  const restarted = new Plugin("again", { ...quiet, address });
+  restarted.tool("here", { description: "Is here." }, () => "here");
+  restarted.start();
+  await restarted.ready();
+  const caller = new Host({ ...quiet, address });
+  await caller.ready();
+  first.process.kill("SIGKILL");
+  await first.stop();
+  await until(() => !caller.connected);
+  const call = caller.call("here", {}, { timeout: 60 });
+  const second = await runningBus("--grpc", address);
+  assert.equal((await call).output, "here");
+  await caller.close();
+  await restarted.close();
+  await second.stop();
+});

@@ -1,0 +1,70 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { fromBinary } from "@bufbuild/protobuf";
+
+import { InvokeRequestSchema } from "../src/gen/toolbus/v1/tool_bus_service_pb.js";
+import { Outbox, Standstill } from "../src/link.js";
+
+function taken(outbox: Outbox) {
+  const bytes = outbox.take();
+  return bytes === null ? null : fromBinary(InvokeRequestSchema, bytes);
+}
+
+test("a message has at most 128 items, in their order", () => {
+  const outbox = new Outbox();
+  for (let n = 0; n < 200; n += 1) outbox.put("progress", { callId: String(n) });
+  outbox.put("results", { callId: "r" });
+  assert.equal(taken(outbox)?.progress.length, 128);
+  const rest = taken(outbox);
+  assert.equal(rest?.progress.at(-1)?.callId, "199");
+  assert.equal(rest?.results.length, 1);
+  assert.equal(taken(outbox), null);
+});
+
+test("a message has at most 1 MiB, or one item", () => {
+  const outbox = new Outbox();
+  for (const size of [700_000, 700_000, 3_000_000]) outbox.put("results", { outputJson: "x".repeat(size) });
+  assert.deepEqual([1, 2, 3].map(() => taken(outbox)?.results.length), [1, 1, 1]);
+});
+
+test("a second attach and a second heartbeat begin another message", () => {
+  const outbox = new Outbox();
+  outbox.put("heartbeat", { sequence: 2n ** 64n - 1n });
+  outbox.put("attach", { source: "a" });
+  outbox.put("heartbeat", { sequence: 2n });
+  const first = taken(outbox);
+  assert.equal(first?.heartbeat?.sequence, 2n ** 64n - 1n);
+  assert.equal(first?.attach?.source, "a");
+  assert.equal(taken(outbox)?.heartbeat?.sequence, 2n);
+});
+
+test("results that wait for others go with the next item, or after their time", async () => {
+  const outbox = new Outbox();
+  let ready = 0;
+  outbox.onReady = () => (ready += 1);
+  outbox.putBytes("results", new Uint8Array(), "", true);
+  assert.equal(taken(outbox), null);
+  outbox.putBytes("results", new Uint8Array(), "", false);
+  assert.equal(taken(outbox)?.results.length, 2);
+  outbox.putBytes("results", new Uint8Array(), "", true);
+  const before = ready;
+  while (ready === before || taken(outbox) === null) await new Promise((resolve) => setTimeout(resolve, 1));
+});
+
+test("a closed outbox drops further items and still gives out the earlier ones", () => {
+  const outbox = new Outbox();
+  outbox.putBytes("calls", new Uint8Array(), "c1");
+  assert.deepEqual([...outbox.unwrittenCalls()], ["c1"]);
+  outbox.close();
+  outbox.put("drain", {});
+  assert.equal(taken(outbox)?.calls.length, 1);
+  assert.equal(taken(outbox), null);
+});
+
+test("only the echo of the newest heartbeat lets held calls begin", () => {
+  const standstill = new Standstill(new Outbox());
+  standstill.held.set("1", { callId: "1" } as never);
+  assert.deepEqual(standstill.echoed(7n), []);
+  assert.equal(standstill.echoed(0n).length, 1);
+});

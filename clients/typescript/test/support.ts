@@ -1,0 +1,39 @@
+/** Starts a bus for tests: the program TOOLBUS, or `toolbus`, on free ports. */
+import { spawn, type ChildProcess } from "node:child_process";
+import { createInterface } from "node:readline";
+
+export interface Bus {
+  readonly grpc: string;
+  readonly http: string;
+  readonly process: ChildProcess;
+  stop(): Promise<void>;
+}
+
+export async function runningBus(...options: string[]): Promise<Bus> {
+  const child = spawn(process.env.TOOLBUS ?? "toolbus", ["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--ephemeral", ...options], {
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  const errors: string[] = [];
+  child.stderr.on("data", (bytes: Buffer) => errors.push(String(bytes)));
+  const ended = new Promise<void>((resolve) => child.on("close", () => resolve()));
+  for await (const line of createInterface({ input: child.stdout })) {
+    const found = /^toolbus ready grpc=(\S+) http=(\S+)/.exec(line);
+    if (!found) continue;
+    child.stdout.resume();
+    return {
+      grpc: found[1] as string,
+      http: `http://${found[2]}`,
+      process: child,
+      stop: async () => {
+        child.kill("SIGTERM");
+        await ended;
+      },
+    };
+  }
+  throw new Error(`the bus did not start: ${errors.join("")}`);
+}
+
+/** Waits until something holds, for as long as the test runs. */
+export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
+  while (!(await condition())) await new Promise((resolve) => setTimeout(resolve, 10));
+}
