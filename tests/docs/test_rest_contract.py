@@ -15,7 +15,7 @@ def _cited(*folders: str) -> dict[str, set[str]]:
     citing: dict[str, set[str]] = {}
     for folder in folders:
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".md", ".proto", ".toml"):
+            if path.suffix in (".py", ".md", ".proto", ".toml") and "node_modules" not in path.parts:
                 for number in _CITED.findall(path.read_text("utf-8")):
                     citing.setdefault(number, set()).add(str(path.relative_to(ROOT)))
     return citing

@@ -2,8 +2,9 @@
 
     python -m tests.parts.conformance.clients [--check] [--runs 20] [NAME …]
 
-With `--check` the table is compared, not written. Reports of clients that are kept elsewhere are read from
-clients/reports. The exit code is 1 where a rule is broken, unclaimed or the table differs.
+With `--check` the table is compared, not written. Clients that `make clients` builds are played where they are built;
+elsewhere the table keeps their line. Reports of clients that are kept elsewhere are read from clients/reports. The exit
+code is 1 where a rule is broken, unclaimed or the table differs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,11 +26,16 @@ from toolbus.parts.conformance.suite import Choice, ClientOutcome, RuleVerdict, 
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "clients" / "CONFORMANCE.md"
+TITLE_LINES = len(report.table(()).splitlines())  # of the table, above the clients
 REPORTS = ROOT / "clients" / "reports"
 SDK = (sys.executable, "-m", "toolbus.parts.conformance.sdk_client")
 CLIENTS: Mapping[str, Sequence[str]] = {
     "sdk": SDK,
     "stubs": (sys.executable, str(ROOT / "clients" / "python" / "conformance.py")),
+}
+# Clients that `make clients` builds: the file that is there once they are built, which a program runs.
+BUILT: Mapping[str, Sequence[str]] = {
+    "typescript": ("node", str(ROOT / "clients" / "typescript" / "build" / "conformance.js")),
 }
 # The SDK in other ways, which keep the same rules: handlers on threads; with the switch that the commands set. They
 # are played where they are named.
@@ -53,7 +60,7 @@ def wrong_of(outcome: ClientOutcome) -> list[str]:
 async def play(name: str) -> tuple[dict[str, Any], bool]:
     """Plays everything against one client; returns its report, and whether it keeps all."""
     began = time.monotonic()
-    outcome = await run({**CLIENTS, **OTHERS}[name], Choice(roles=ROLES))
+    outcome = await run({**CLIENTS, **BUILT, **OTHERS}[name], Choice(roles=ROLES))
     wrong = wrong_of(outcome)
     verdict = f"{len(wrong)} broken" if wrong else "all kept"
     print(f"{name}: {len(outcome.judged)} rules in {time.monotonic() - began:.0f} s, {verdict}", flush=True)
@@ -62,36 +69,55 @@ async def play(name: str) -> tuple[dict[str, Any], bool]:
     return report.as_json(outcome), not wrong
 
 
-def written(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the table of these reports and of those that others have sent."""
+def written(reports: Mapping[str, Mapping[str, Any]], table: str) -> str:
+    """Returns the table of these reports, by name, and of those that others have sent.
+
+    Args:
+        table: the present one, which has the lines of clients that are not built here.
+    """
+    lines = {name: _line(each) for name, each in reports.items()}
+    missing = iter(table.splitlines()[TITLE_LINES + len(CLIENTS) :])
+    for name in BUILT:
+        lines.setdefault(name, next(missing, ""))
     sent = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(REPORTS.glob("*.json"))]
-    return report.table(reports, sent)
+    head, tail = report.table(()).splitlines(), report.table((), sent).splitlines()[TITLE_LINES:]
+    return "\n".join([*head, *(lines[name] for name in (*CLIENTS, *BUILT)), *tail]) + "\n"
+
+
+def _line(played: Mapping[str, Any]) -> str:
+    """Returns the line of a client in the table."""
+    return report.table([played]).splitlines()[-1]
 
 
 def main() -> int:
     """Reads the command line and plays."""
-    known = ", ".join([*CLIENTS, *OTHERS])
+    known = ", ".join([*CLIENTS, *BUILT, *OTHERS])
     parser = argparse.ArgumentParser(description="Play the rules of the protocol against the clients.")
     parser.add_argument("--check", action="store_true", help="compare the table instead of writing it")
     parser.add_argument("--runs", type=int, default=1, help="how often each client is played")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {known}; the first two if none is given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {known}; without a name all but the last two")
     options = parser.parse_args()
-    if unknown := set(options.names) - {*CLIENTS, *OTHERS}:
+    if unknown := set(options.names) - {*CLIENTS, *BUILT, *OTHERS}:
         parser.error(f"there is no client {', '.join(sorted(unknown))}")
     environment()
-    names = options.names or list(CLIENTS)
+    built = [name for name, command in BUILT.items() if Path(command[-1]).exists() and shutil.which(command[0])]
+    names = options.names or [*CLIENTS, *built]
+    present = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
     kept, reports = True, {}
     for _ in range(options.runs):
         for name in names:
             reports[name], sound = asyncio.run(play(name))
             kept = kept and sound
     if not options.names:
-        table = written([reports[name] for name in CLIENTS])
+        table = written(reports, present)
         if not options.check:
             TABLE.write_text(table, encoding="utf-8")
-        elif not TABLE.exists() or TABLE.read_text(encoding="utf-8") != table:
-            print("clients/CONFORMANCE.md is not what the clients keep: run 'make conformance' and commit the result")
-            kept = False
+        fresh = table == present
+    else:
+        fresh = all(_line(reports[name]) in present for name in names if name not in OTHERS)
+    if options.check and not fresh:
+        print("clients/CONFORMANCE.md is not what the clients keep: run 'make conformance' and commit the result")
+        kept = False
     return 0 if kept else 1
 
 

@@ -74,7 +74,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     stage = ScenarioStage(SLEEPS, Scenario("a test", ("OPEN-1",), ()), 1.0)
     await stage.start(tmp_path)
-    stage.opened = True  # else each wait allows for the start of a client
+    stage.opened, stage.starting = True, False  # else each wait allows for the start of a client
     bench = Bench(stage)
     try:
         yield bench
@@ -274,6 +274,20 @@ async def test_the_clients_process_is_signalled_restarted_and_its_end_judged(ben
     await bench.play("restart", True)
     await bench.play("signal", "KILL")
     await bench.play("expect_exit", "failed", within=WAIT_SECONDS)
+
+
+async def test_a_client_that_was_restarted_has_the_time_of_a_start_for_its_stream(bench: Bench) -> None:
+    await bench.play("restart", True)
+
+    async def start() -> RawStream:
+        await asyncio.sleep(0.3)
+        return await bench.attach()
+
+    starting = asyncio.create_task(start())
+    await bench.play("accept", {}, **SOON)
+    client = await starting
+    assert (await client.next("the answer"))[0] == "attached"
+    await bench.fails("nothing came", "accept", {}, **SOON)
 
 
 async def test_a_renewed_credential_replaces_the_file(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class ClientProcess:
 
 
 STEP_SECONDS = 5.0  # for a step that names no time
-START_SECONDS = 30.0  # for the first stream: some languages take long to start, on a busy machine above all
+START_SECONDS = 30.0  # for the first stream of a process: some languages take long to start, on a busy machine above all
 TOKEN = "conformance-token"
 DRIVEN = "drive-"  # begins the ids of calls of the tool `host`
 LAST_WORDS_SECONDS = 0.2  # between the end of a client and its last messages
@@ -113,6 +113,7 @@ class ScenarioStage:
         tools: the names of the tools that the client offers.
         outcomes: results of driven calls that no step has taken yet, by their ids.
         opened: whether the client has ever opened a stream.
+        starting: whether its process has not opened one yet.
         aside: rules that were broken without effect on the scenario, each with the reason.
     """
 
@@ -127,6 +128,7 @@ class ScenarioStage:
         self.tools: set[str] = set()
         self.outcomes: dict[str, Any] = {}
         self.opened = False
+        self.starting = True
         self.aside: dict[str, str] = {}
         self._environment: dict[str, str] = {}  # of the client
         self._credential: Path | None = None  # the file that the client got; None for none
@@ -163,6 +165,7 @@ class ScenarioStage:
         await self.client.stop()
         for line in self.lines.values():
             line.forget()
+        self.starting = True
         self.client = await ClientProcess.start(self._command, self._environment)
 
     def address(self, line: str) -> str:
@@ -193,7 +196,7 @@ class ScenarioStage:
         """
         assert self.client is not None
         seconds = step.get("within", STEP_SECONDS) * self.patience
-        if not self.opened:
+        if self.starting:
             seconds = max(seconds, START_SECONDS)
         task = asyncio.ensure_future(waiting)
         try:
