@@ -91,7 +91,7 @@ class ClientProcess:
 
 
 STEP_SECONDS = 5.0  # for a step that names no time
-START_SECONDS = 30.0  # for the first stream of a process: some languages take long to start, on a busy machine above all
+START_SECONDS = 30.0  # for the first stream of a process: some languages take long, on a busy machine above all
 TOKEN = "conformance-token"
 DRIVEN = "drive-"  # begins the ids of calls of the tool `host`
 LAST_WORDS_SECONDS = 0.2  # between the end of a client and its last messages
