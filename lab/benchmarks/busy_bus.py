@@ -40,7 +40,7 @@ async def busy_bus(stage: Stage, **settings: Any) -> AsyncIterator[Bus]:
             gc.collect()
             gc.freeze()  # as a bus does that is served
             own.module("load.stream_host", bus.grpc_addresses[0], *_HOST)
-            if not await until_async(lambda: bus.core.records.outcomes[0], READY_SECONDS):
+            if not await until_async(lambda: bus.core.calls.records.outcomes[0], READY_SECONDS):
                 raise ChildFailed(f"no call has ended in {READY_SECONDS:g} s")
             yield bus
         finally:
@@ -68,4 +68,4 @@ def _clocks(bus: Bus, thread: str) -> tuple[float, float, float]:
     """Returns how many calls have ended, and the processor time so far: of all threads, and of the named one."""
     threads = (each.ident or 0 for each in threading.enumerate() if each.name == thread)
     of_thread = sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in threads)
-    return bus.core.records.outcomes[0], time.process_time(), of_thread
+    return bus.core.calls.records.outcomes[0], time.process_time(), of_thread

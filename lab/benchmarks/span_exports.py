@@ -37,7 +37,7 @@ def exporter(stage: Stage, plan: Plan, repeats: int, **settings: Any) -> tuple[F
 
 async def _exporter(stage: Stage, rounds: int, settings: dict[str, Any]) -> tuple[Fact, ...]:
     async with busy_bus(stage, **settings) as bus:
-        room, traces, config = bus.core.rooms.find(TracesRoom), bus.core.dispatcher.traces, bus.core.config
+        room, traces, config = bus.core.rooms.find(TracesRoom), bus.core.calls.dispatcher.traces, bus.core.config
         take = traces.take
         assert room is not None
         assert take is not None  # the bus has a collector

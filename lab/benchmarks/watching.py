@@ -87,7 +87,7 @@ def scrapes(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     ):
         bus = Bus(Config(grpc=("127.0.0.1:0",), http="off", metrics_tools=series))
         for number in range(tools):
-            counts = bus.core.metrics.take("plugin", f"tool-with-a-name-{number}")
+            counts = bus.core.calls.metrics.take("plugin", f"tool-with-a-name-{number}")
             counts.add_run([0.001 * number, 0.5, 0.9], 1.0 + 0.01 * number)
             counts.add(8, 1.0, 0.5)
         metrics, samples, size = BusMetrics(bus.core, lambda: 0), [], 0

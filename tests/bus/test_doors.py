@@ -160,7 +160,7 @@ async def test_without_a_valid_key_every_rpc_is_refused_with_what_to_do(house: H
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await attached(channel, "chat", metadata)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert "add" in house.bus.core.registry.first
+    assert "add" in house.bus.core.catalog.registry.first
 
 
 async def test_what_is_out_of_scope_is_as_if_it_were_not_there(house: House) -> None:
@@ -252,7 +252,7 @@ async def test_a_revoked_key_ends_its_sessions_within_a_second_and_names_the_key
             await within(_to_the_end(stream))
         assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert "of identity 'chat' was revoked on " in (ended.value.details() or "")
-        assert "t" not in house.bus.core.registry.first
+        assert "t" not in house.bus.core.catalog.registry.first
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await names(channel)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -433,7 +433,9 @@ async def test_reflection_needs_its_verb(house: House) -> None:
 
 
 def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:
-    homes = ("toolbus.parts.models.export_routes:router", "toolbus.parts.council.routes:router")
+    homes = tuple(
+        f"toolbus.parts.{home}:router" for home in ("models.export_routes", "council.routes", "tasks.task_routes")
+    )
     endpoints = endpoints_of(homes)
     documented = {(method.upper(), path) for path, item in endpoints.openapi()["paths"].items() for method in item}
     served = documented | {("GET", DOCS_PATH), ("GET", "/openapi.json"), ("GET", f"{ASSETS_PATH}/{{file}}")}
@@ -446,7 +448,7 @@ def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:
 
 
 async def test_every_tool_of_the_bus_is_public_or_needs_a_verb_that_it_is_refused_without(house: House) -> None:
-    tools = [listing.entry.bare_name for listing in house.bus.core.view.own()]
+    tools = [listing.entry.bare_name for listing in house.bus.core.catalog.view.own()]
     assert set(tools) <= PUBLIC_TOOLS | VERBS_OF_TOOLS.keys()
     assert set(VERBS_OF_TOOLS.values()) <= set(VERBS)
     chat = house.keys.add("chat", template("host", "chat"))

@@ -98,7 +98,7 @@ async def test_a_program_that_only_calls_comes_and_goes_without_a_line_at_info(
         async with running_bus() as bus:
             async with Host(bus.grpc_addresses[0]) as host:
                 await host.ready()
-            await until(lambda: not bus.core.presence.sessions, "the end of its session")
+            await until(lambda: not bus.core.sessions.presence.sessions, "the end of its session")
             assert [record for record in caplog.records if record.name == "toolbus.sessions"] == []
 
 

@@ -38,7 +38,7 @@ class Following:
     def __init__(self, bus: Bus) -> None:
         self.host = Host(bus.grpc_addresses[0])
         self.got: list[Notification] = []
-        self._board = bus.core.presence.notifications
+        self._board = bus.core.sessions.presence.notifications
 
     async def __aenter__(self) -> Following:
         await self.host.__aenter__()
@@ -71,8 +71,8 @@ async def test_a_host_that_reconnects_gets_what_it_missed(bus: Bus, plugin: Plug
     async with Following(bus) as following:
         await plugin.notify("ann", "one")
         await until(lambda: following.got, "the first to arrive")
-        (peer,) = bus.core.presence.by_source[following.host.source].values()
-        bus.core.presence.end(peer, "test", asyncio.get_running_loop().time())
+        (peer,) = bus.core.sessions.presence.by_source[following.host.source].values()
+        bus.core.sessions.presence.end(peer, "test", asyncio.get_running_loop().time())
         assert await plugin.notify("ann", "two") == 0
         await until(lambda: len(following.got) == 2, "the one that came while the host was away")
     assert [each.text for each in following.got] == ["one", "two"]
@@ -82,9 +82,9 @@ async def test_a_host_that_was_away_gets_all_that_the_bus_still_has_however_larg
     async with Following(bus) as following:
         await plugin.notify("ann", "first")
         await until(lambda: following.got, "the first to arrive")
-        (peer,) = bus.core.presence.by_source[following.host.source].values()
-        bus.core.presence.end(peer, "test", asyncio.get_running_loop().time())
-        board = bus.core.presence.notifications
+        (peer,) = bus.core.sessions.presence.by_source[following.host.source].values()
+        bus.core.sessions.presence.end(peer, "test", asyncio.get_running_loop().time())
+        board = bus.core.sessions.presence.notifications
         for number in range(15):  # 3 MiB, while it is away
             board.publish("kitchen", "ann", str(number), f'"{"x" * 200_000}"', 1e6 + number)
         await until(lambda: len(following.got) == 16, "all of them")
@@ -113,7 +113,7 @@ async def test_a_blocking_host_follows_too(bus: Bus, plugin: Plugin) -> None:
     host = SyncHost(bus.grpc_addresses[0])
     feed = host.notifications()
     first = asyncio.ensure_future(asyncio.to_thread(next, feed))
-    await until(lambda: "followers=1" in repr(bus.core.presence.notifications), "the host to follow")
+    await until(lambda: "followers=1" in repr(bus.core.sessions.presence.notifications), "the host to follow")
     await plugin.notify("", "hello")
     assert (await within(first)).text == "hello"
     await asyncio.to_thread(feed.close)

@@ -28,8 +28,8 @@ async def main():
         for text in ("one", "two"):
             sent = (await bus.call("toolbus:notify", {"text": text})).output
         known = int(sys.argv[4]) if len(sys.argv) > 4 else 0
-        changes = bus.core.registry.since(known)
-        print(bus.core.registry.revision, sent["number"], changes.full, flush=True)
+        changes = bus.core.catalog.registry.since(known)
+        print(bus.core.catalog.registry.revision, sent["number"], changes.full, flush=True)
         if end == "kill":
             os.kill(os.getpid(), 9)
 

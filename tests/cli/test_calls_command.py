@@ -68,8 +68,8 @@ async def test_a_call_that_runs_is_cancelled_by_its_id() -> None:
             await asyncio.Event().wait()
 
         calling = asyncio.create_task(bus.call("wait"))
-        await until(lambda: bool(bus.core.dispatcher.in_flight.oldest(1)), "the call")
-        words = ("calls", "cancel", bus.core.dispatcher.in_flight.oldest(1)[0].id, "--bus", bus.grpc_addresses[0])
+        await until(lambda: bool(bus.core.calls.dispatcher.in_flight.oldest(1)), "the call")
+        words = ("calls", "cancel", bus.core.calls.dispatcher.in_flight.oldest(1)[0].id, "--bus", bus.grpc_addresses[0])
         done = await asyncio.to_thread(toolbus, *words)
         result = await within(calling)
         again = await asyncio.to_thread(toolbus, *words)
@@ -197,7 +197,7 @@ async def test_a_follower_gets_the_calls_that_end_while_the_bus_drains() -> None
         following = asyncio.create_task(host.call("toolbus:calls", request))
         await until(lambda: bus.dispatcher.in_flight.active == 3, "both calls, and the follower's request")
         draining = asyncio.create_task(bus.drain(30.0))
-        await until(lambda: bus.core.presence.draining, "the drain")
+        await until(lambda: bus.core.sessions.presence.draining, "the drain")
         calls[0].cancel()
         await asyncio.sleep(0.2)  # the follower looks at the first call meanwhile
         release.set()
@@ -217,7 +217,7 @@ async def test_a_follower_gets_the_calls_that_ended_where_another_runs_until_the
         following = asyncio.create_task(host.call("toolbus:calls", request))
         await until(lambda: bus.dispatcher.in_flight.active == 3, "both calls, and the follower's request")
         draining = asyncio.create_task(bus.drain(1.0))
-        await until(lambda: bus.core.presence.draining, "the drain")
+        await until(lambda: bus.core.sessions.presence.draining, "the drain")
         calls[0].cancel()
         await draining
         assert [call["outcome"] for call in (await following).unwrap()["calls"]] == ["CANCELLED"]

@@ -58,5 +58,5 @@ async def bus(shared_bus: Bus) -> AsyncIterator[Bus]:
     """The bus, without tools, sessions and calls before and after each test."""
     yield shared_bus
     core = shared_bus.core
-    await until(lambda: not core.presence.sessions, "all sessions to end")
-    assert (shared_bus.list(), core.dispatcher.in_flight.active) == ([], 0)
+    await until(lambda: not core.sessions.presence.sessions, "all sessions to end")
+    assert (shared_bus.list(), core.calls.dispatcher.in_flight.active) == ([], 0)

@@ -154,7 +154,7 @@ async def test_a_probe_of_the_kubelet_is_answered_without_a_key(bus: Bus, probe:
     headers = {"Host": "10.1.2.3:48912", "User-Agent": "kube-probe/1.33"}
     async with httpx.AsyncClient(verify=unchecked, trust_env=False, headers=headers, timeout=WAIT_SECONDS) as client:
         assert (await client.get(f"https://{bus.https_address}{request['path']}")).status_code == 200
-        bus.core.presence.drain(30)
+        bus.core.sessions.presence.drain(30)
         answer = await client.get(f"https://{bus.https_address}{request['path']}")
         assert answer.status_code == (503 if request["path"] == "/readyz" else 200)
 

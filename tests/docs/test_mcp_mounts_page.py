@@ -82,6 +82,6 @@ async def test_the_server_of_the_page_is_mounted_without_a_bus_and_offered_at_on
     with closing(Store.of(data)) as store:
         store.open()  # nobody holds its lock: it was not taken for a bus
     async with Bus(Config(http="off", data_dir=data), rooms=(McpClientRoom,)) as bus:
-        assert bus.core.view.listings(None)[0].tool.name == "notes:add_note"  # known before its process runs
+        assert bus.core.catalog.view.listings(None)[0].tool.name == "notes:add_note"  # known before its process runs
         (data / "mcp.json").write_text('{"mcpServers": {}}')
-        await until(lambda: not bus.core.registry.offered_by("notes"))
+        await until(lambda: not bus.core.catalog.registry.offered_by("notes"))

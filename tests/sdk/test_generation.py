@@ -33,7 +33,7 @@ async def bus() -> AsyncIterator[Bus]:
 async def host(bus: Bus) -> AsyncIterator[Host]:
     async with Host(bus.grpc_addresses[0]) as host:
         await host.lend(echo, max_tokens=100)
-        assert bus.core.registry.offered_by("host")
+        assert bus.core.catalog.registry.offered_by("host")
         yield host
 
 
@@ -142,7 +142,7 @@ async def test_a_host_lends_one_model_within_bounds_and_until_it_is_closed(bus: 
             with pytest.raises(SetupError, match="is "):
                 await another.lend(echo, **bounds)
     await host.close()
-    await until(lambda: not bus.core.registry.offered_by("host"), "the model to be withdrawn")
+    await until(lambda: not bus.core.catalog.registry.offered_by("host"), "the model to be withdrawn")
 
 
 async def test_the_permission_survives_a_restart(tmp_path: Path) -> None:
@@ -164,4 +164,4 @@ async def test_no_callback_url_gets_what_plugins_ask_a_model() -> None:
             answer = await web.post("/api/tools/register", json=body)
             assert answer.status_code == 403
             assert "is reserved for hosts that lend their model" in answer.json()["detail"]
-        assert bus.core.registry.find(TOOL) is None
+        assert bus.core.catalog.registry.find(TOOL) is None

@@ -40,7 +40,7 @@ def bus_at(address: str = "127.0.0.1:0", **settings: Any) -> Bus:
 
 
 def transports(bus: Bus) -> set[str]:
-    return {peer.address.partition(":")[0] for peer in bus.core.presence.sessions.values()}
+    return {peer.address.partition(":")[0] for peer in bus.core.sessions.presence.sessions.values()}
 
 
 # -- which transport --------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ async def test_a_plugin_that_leaves_finishes_its_calls() -> None:
 
 
 def peers(bus: Bus) -> list[Any]:
-    return list(bus.core.presence.sessions.values())
+    return list(bus.core.sessions.presence.sessions.values())
 
 
 async def test_a_peer_is_back_after_a_restart_of_the_bus() -> None:

@@ -30,8 +30,79 @@ from toolbus.bus.streams.presence import Presence
 from toolbus.bus.web_paths import WebPaths
 from toolbus.common.stall import StallWatch
 from toolbus.errors import InvalidRequest
-from toolbus.protocol.limits import Limits, Timings
+from toolbus.protocol.limits import Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class CoreCatalog:
+    """What is offered, and to whom.
+
+    Attributes:
+        registry: what is offered, by which source.
+        policy: who may offer and call what.
+        view: what each caller sees of the registry.
+        roles: adds and removes roles.
+    """
+
+    registry: Registry
+    policy: Policy
+    view: CatalogView
+    roles: Roles
+
+
+@dataclass(frozen=True, slots=True)
+class CoreCalls:
+    """Calls, those that run and those that ended.
+
+    Attributes:
+        dispatcher: the calls in flight.
+        records: the newest calls.
+        metrics: counts of the calls of each tool.
+    """
+
+    dispatcher: Dispatcher
+    records: CallRecords
+    metrics: CallMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSessions:
+    """Who is connected, and who may connect.
+
+    Attributes:
+        presence: the sessions of attached peers.
+        neighbours: which users of this machine may use the bus.
+        doorman: authenticates requests from other machines.
+        keyring: the keys of identities on other machines; None where no address needs them.
+    """
+
+    presence: Presence
+    neighbours: Neighbours
+    doorman: Doorman
+    keyring: Keyring | None
+
+
+@dataclass(frozen=True, slots=True)
+class CoreProgram:
+    """The program that runs the bus.
+
+    Attributes:
+        local: the bus as its own process uses it.
+        store: what is known across restarts; in memory where the bus has no data directory.
+        timings: lengths of time.
+        stalls: tells when the bus stood still.
+        embedder: compares meanings for searches, where a program brings its own; None: the one that is installed;
+            False: none.
+        request_stop: requests the end of the whole bus; the program that runs it drains and stops it.
+    """
+
+    local: EmbeddedBus
+    store: Store
+    timings: Timings
+    stalls: StallWatch
+    embedder: Callable[[Sequence[str]], Any] | Literal[False] | None
+    request_stop: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,57 +110,24 @@ class Core:
     """The shared parts of one bus. A room reads and calls them; no part is replaced while the bus runs.
 
     Attributes:
-        store: what is known across restarts; in memory where the bus has no data directory.
-        neighbours: which users of this machine may use the bus.
-        keyring: the keys of identities on other machines; None where no address needs them.
-        doorman: authenticates requests from other machines.
-        roles: adds and removes roles.
-        registry: what is offered, by which source.
-        policy: who may offer and call what.
-        view: what each caller sees of the registry.
-        dispatcher: the calls in flight.
-        presence: the sessions of attached peers.
-        records: the newest calls.
-        metrics: counts of the calls of each tool.
         audit: records who changed what.
-        local: the bus as its own process uses it.
         signals: notifies rooms of changes.
-        stalls: tells when the bus stood still.
-        rooms: the rooms of this bus, this one included.
-        web: the paths that rooms serve over HTTP in addition to the gateway's endpoints.
-        embedder: compares meanings for searches, where a program brings its own; None: the one that is installed;
-            False: none.
-        request_stop: requests the end of the whole bus; the program that runs it drains and stops it.
+        rooms: the rooms of this bus, this one included, and the paths that they serve over HTTP.
     """
 
     config: Config
-    store: Store
-    limits: Limits
-    neighbours: Neighbours
-    timings: Timings
-    keyring: Keyring | None
-    doorman: Doorman
-    roles: Roles
-    registry: Registry
-    policy: Policy
-    view: CatalogView
-    dispatcher: Dispatcher
-    presence: Presence
-    records: CallRecords
-    metrics: CallMetrics
-    audit: Audit
-    local: EmbeddedBus
+    catalog: CoreCatalog
+    calls: CoreCalls
+    sessions: CoreSessions
     signals: Signals
-    stalls: StallWatch
+    audit: Audit
     rooms: Rooms
-    web: WebPaths
-    embedder: Callable[[Sequence[str]], Any] | Literal[False] | None
-    request_stop: Callable[[], None]
+    program: CoreProgram
 
     @property
     def takes_calls(self) -> bool:
         """Whether the bus has started and is not draining."""
-        return self.local.loop is not None and not self.presence.draining
+        return self.program.local.loop is not None and not self.sessions.presence.draining
 
 
 class Room:
@@ -156,9 +194,14 @@ Provided = TypeVar("Provided")
 
 
 class Rooms:
-    """The rooms of one bus, in the order in which they open; they stop in reverse order."""
+    """The rooms of one bus, in the order in which they open; they stop in reverse order.
+
+    Attributes:
+        web: the paths that they serve over HTTP in addition to the gateway's endpoints.
+    """
 
     def __init__(self) -> None:
+        self.web = WebPaths()
         self._rooms: list[Room] = []
 
     def __iter__(self) -> Iterator[Room]:

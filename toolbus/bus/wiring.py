@@ -27,7 +27,7 @@ from toolbus.bus.catalog.entry import BUS_SOURCE
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
-from toolbus.bus.core import AnyRoom, Core, Room, Rooms
+from toolbus.bus.core import AnyRoom, Core, CoreCalls, CoreCatalog, CoreProgram, CoreSessions, Room, Rooms
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.local import EmbeddedBus
@@ -43,7 +43,6 @@ from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.signals import Signals
 from toolbus.bus.storage.store import Store
 from toolbus.bus.streams.presence import Presence
-from toolbus.bus.web_paths import WebPaths
 from toolbus.common.part import installed, load
 from toolbus.common.stall import StallWatch
 from toolbus.common.version import VERSION
@@ -142,32 +141,27 @@ class Bus(EmbeddedBus):
         super().__init__(registry, dispatcher, signals, limits)
         self._stopped = asyncio.Event()
         self._running = contextlib.AsyncExitStack()  # the rooms that stop with the bus, the last first
+        roles = Roles(registry, config, audit, signals.catalog_changed)
+        presence = self._presence(config, signals, timings, audit, roles)
+        keyring = _keyring(config)
         self.core = Core(
             config=config,
-            store=Store.of(config.data_dir),
-            limits=limits,
-            neighbours=neighbours or Neighbours(config.neighbours),
-            timings=timings,
-            keyring=(keyring := _keyring(config)),
-            doorman=Doorman(keyring),
-            roles=(roles := Roles(registry, config, audit, signals.catalog_changed)),
-            registry=registry,
-            policy=self.policy,
-            view=dispatcher.view,
-            dispatcher=dispatcher,
-            presence=self._presence(config, signals, timings, audit, roles),
-            records=self.records,
-            metrics=self._metrics,
-            audit=audit,
-            local=self,
+            catalog=CoreCatalog(registry, self.policy, dispatcher.view, roles),
+            calls=CoreCalls(dispatcher, self.records, self._metrics),
+            sessions=CoreSessions(presence, neighbours or Neighbours(config.neighbours), Doorman(keyring), keyring),
             signals=signals,
-            stalls=StallWatch(timings.tick_seconds, timings.stall_seconds),
+            audit=audit,
             rooms=Rooms(),
-            web=WebPaths(),
-            embedder=embedder,
-            request_stop=self._stopped.set,
+            program=CoreProgram(
+                local=self,
+                store=Store.of(config.data_dir),
+                timings=timings,
+                stalls=StallWatch(timings.tick_seconds, timings.stall_seconds),
+                embedder=embedder,
+                request_stop=self._stopped.set,
+            ),
         )
-        signals.on_change(self.core.presence.catalog_changed)
+        signals.on_change(self.core.sessions.presence.catalog_changed)
         for room in all_rooms() if rooms is None else rooms:
             self.core.rooms.add(room(self.core))
         self._check_rooms()
@@ -203,7 +197,7 @@ class Bus(EmbeddedBus):
 
     def __repr__(self) -> str:
         where = ",".join(self.grpc_addresses) or "not started"
-        return f"<Bus {where} {self.core.presence!r} {self.dispatcher!r}>"
+        return f"<Bus {where} {self.core.sessions.presence!r} {self.dispatcher!r}>"
 
     def _check_rooms(self) -> None:
         """Refuses a configuration that asks for a protection which no room of this bus gives."""
@@ -234,13 +228,13 @@ class Bus(EmbeddedBus):
         """
         self.loop = asyncio.get_running_loop()
         self._sweeps.start(self.dispatcher.deadlines.sweep)
-        self.core.stalls.start()
+        self.core.program.stalls.start()
         self.core.signals.start()
-        self.core.neighbours.check_system()
+        self.core.sessions.neighbours.check_system()
         self.dispatcher.admission.settle(time.monotonic() + self.core.config.grace_seconds)
         async with contextlib.AsyncExitStack() as opened:
-            opened.callback(self.core.store.close)
-            self.core.store.open()  # first: it locks the data directory
+            opened.callback(self.core.program.store.close)
+            self.core.program.store.open()  # first: it locks the data directory
             for room in self.core.rooms:
                 opened.push_async_callback(room.stop)
                 await room.open()
@@ -257,7 +251,7 @@ class Bus(EmbeddedBus):
             grace_seconds: at most so long; None means the configured ``drain_seconds``.
         """
         grace = self.core.config.drain_seconds if grace_seconds is None else grace_seconds
-        presence, started = self.core.presence, time.monotonic()
+        presence, started = self.core.sessions.presence, time.monotonic()
         presence.end_drain_at(started + grace)
         for room in self.core.rooms:
             await room.drain()
@@ -268,7 +262,7 @@ class Bus(EmbeddedBus):
             self.core.signals.readiness_changed()
         while (left := started + grace - time.monotonic()) > 0:
             presence.drain(left)
-            if time.monotonic() - started > self.core.timings.quiet_seconds:
+            if time.monotonic() - started > self.core.program.timings.quiet_seconds:
                 presence.end_idle(time.monotonic())
             if not presence.sessions and not self.dispatcher.in_flight.active:
                 return
@@ -278,11 +272,11 @@ class Bus(EmbeddedBus):
         """Ends every session and stops listening. Calls in flight end in UNAVAILABLE."""
         self.core.signals.close()
         now = time.monotonic()
-        for peer in list(self.core.presence.sessions.values()):
-            self.core.presence.end(peer, "the bus stopped", now)
+        for peer in list(self.core.sessions.presence.sessions.values()):
+            self.core.sessions.presence.end(peer, "the bus stopped", now)
         self.dispatcher.stop(now)
         self._sweeps.cancel()
-        self.core.stalls.stop()
+        self.core.program.stalls.stop()
         await asyncio.sleep(0)  # lets the streams end with the status of the reason
         try:
             await self._running.aclose()
@@ -339,11 +333,11 @@ class Bus(EmbeddedBus):
 
     def add_role(self, role: str) -> None:
         """Adds a role: `Roles.add`."""
-        self.core.roles.add(role)
+        self.core.catalog.roles.add(role)
 
     def remove_role(self, role: str) -> None:
         """Removes a role: `Roles.remove`."""
-        self.core.roles.remove(role)
+        self.core.catalog.roles.remove(role)
 
     def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
         """Sets which users may call tools: `Grants.permit`."""

@@ -52,7 +52,6 @@ _CORE = (
     _row("access permit", "operator_commands:permit", "Set who may call tools.", old="permit"),
     _row("access grant", "operator_commands:grant", "Allow a source to offer tools.", old="grant"),
     _row("access revoke", "operator_commands:revoke", "Forbid a source to offer tools.", old="revoke"),
-    _row("access approve", "operator_commands:approve", "Show and trust changed tools of a source.", old="approve"),
     _row("access confirm", "operator_commands:confirm", "Trust the plugin of restored tools.", old="confirm"),
     _row("access explain", "operator_commands:explain", "Explain why a tool can be called, or not.", old="explain"),
     _row("calls", "calls_command:calls", "How the newest calls ended; cancel one that runs", NOUNS),
@@ -67,7 +66,6 @@ _CORE = (
     ),
     _row("plugins notify", "operator_commands:notify", "Send users a message.", old="notify"),
     _row("dev", "", "For authors of plugins, clients and buses", NOUNS),
-    _row("dev log-level", "operator_commands:log_level", "Show or change levels of the bus's log.", old="log-level"),
 )
 
 

@@ -6,19 +6,17 @@ Each is a function of its own arguments and options (those after ``*``); `operat
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
-from toolbus.cli.call_command import Steps, call_bus_tool, operator
+from toolbus.cli.call_command import Steps, operator
 from toolbus.cli.help_text import epilog
 from toolbus.common.part import load
-from toolbus.common.text import clean_line, list_names
+from toolbus.common.text import clean_line
 from toolbus.errors import SetupError
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")]
@@ -153,16 +151,6 @@ def revoke(source: SourceArgument, permission: PermissionArgument = "tools") -> 
 
 # -- who is trusted ------------------------------------------------------------------------------------------------
 
-APPROVE_EPILOG = epilog(
-    ("toolbus access approve files", "toolbus access approve files read_file", "toolbus access approve weather --yes"),
-    """
-    A source is trusted as it is when it is first seen. What it changes later is offered and marked (pin = "warn"), or
-    waits for this command (pin = "block"), which prints the difference and asks. Only the shown
-    changes are approved, not those that come meanwhile. Mounts have `--pin` of `toolbus mounts add`; plugins are pinned
-    by [pins] of the configuration.
-    """,
-    "0 approved, or nothing waits, 1 declined, or the bus refused, 2 wrong usage, 3 no bus found.",
-)
 CONFIRM_EPILOG = epilog(
     ("toolbus list --all", "toolbus access confirm weather"),
     """
@@ -172,35 +160,6 @@ CONFIRM_EPILOG = epilog(
     """,
     "0 done, 1 the source has no unconfirmed tool, or the bus refused, 2 wrong usage, 3 no bus found.",
 )
-
-
-def approve(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A plugin's source, or a mount.")],
-    tool: Annotated[str | None, typer.Argument(metavar="[TOOL]", help="One tool (default: all changes).")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    bus: BusOption = None,
-    credential: CredentialOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the changes in the tools of a source, and trust them."""
-    target = BusTarget(bus, credential)
-    changes = call_bus_tool(target, "approvals", {"source": source})["changes"]
-    pending = [each for each in changes if not tool or tool in (each["subject"], each["tool"])]
-    if not pending:
-        terminal.print_note(f"nothing of {tool or f'source {source}'} waits for an approval")
-        if as_json:
-            terminal.print_json({"source": source, "approved": [], "waiting": []})
-        return
-    for change in pending:
-        terminal.print_lines(f"{change['subject']}\n{change['difference']}", sys.stderr if as_json else None)
-    if not yes:
-        terminal.ask(f"Trust {list_names(each['subject'] for each in pending)} of source {source} as declared now?")
-    expected = [change["fingerprint"] for change in pending]
-    result = call_bus_tool(target, "approve", {"source": source, "tool": tool or "", "expected": expected})
-    if as_json:
-        terminal.print_json(result)
-    else:
-        terminal.print_lines(f"approved: {list_names(result['approved'])}")
 
 
 @operator
@@ -340,50 +299,3 @@ def notify(
         terminal.fail(f"--data is not JSON: {error}", terminal.USAGE)
     hosts = (yield "notify", {"text": text, "user": user, "data": value})["hosts"]
     yield lambda: terminal.print_lines(f"sent to {hosts} hosts" if hosts != 1 else "sent to 1 host")
-
-
-# -- the log of the bus --------------------------------------------------------------------------------------------
-
-LOG_LEVEL_EPILOG = epilog(
-    (
-        "toolbus dev log-level",
-        "toolbus dev log-level toolbus.calls debug --for 60",
-        "toolbus dev log-level toolbus.calls back",
-    ),
-    """
-    Only loggers of toolbus can be changed: toolbus, and those below it. A changed level goes back by itself, at the
-    latest when the bus stops; `back` puts it back at once. The levels of `toolbus serve --log-level` stay.
-    """,
-    "0 done, 1 the bus refused (the logger or level is unknown, for example), 2 wrong usage, 3 no bus found.",
-)
-_BACK = "back"
-
-
-@operator
-def log_level(
-    logger: Annotated[str | None, typer.Argument(metavar="[LOGGER]", help="The logger, such as toolbus.calls.")] = None,
-    level: Annotated[
-        str | None, typer.Argument(metavar="[LEVEL]", help="debug, info, warning, error; or back, the level before.")
-    ] = None,
-    *,
-    seconds: Annotated[float, typer.Option("--for", metavar="SECONDS", help="How long.")] = 600.0,
-) -> Steps:
-    """Show the levels of the bus's log, or change one for a while."""
-    if logger is not None and level is None:
-        terminal.fail("a logger needs a level: debug, info, warning, error or back", terminal.USAGE)
-    request: dict[str, Any] = {}
-    if logger is not None and level is not None:
-        request = {"logger": logger, "level": "" if level.lower() == _BACK else level.lower(), "seconds": seconds}
-    answer = yield "log_level", request
-    top = logger or "toolbus"
-
-    def show() -> None:
-        rows = []
-        for name, shown in answer["levels"].items():
-            if name == top or name.startswith(f"{top}."):
-                changed = answer["changed"].get(name)
-                back = f"{changed['before'] or 'as above it'} in {changed['seconds']:g} s" if changed else "-"
-                rows.append((name, shown, back))
-        terminal.print_table(("LOGGER", "LEVEL", "GOES BACK TO"), rows)
-
-    yield show

@@ -50,6 +50,14 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "pins",
+        commands=(
+            PartCommand(
+                "access approve",
+                "toolbus.parts.pins.approve_command:approve",
+                "Show and trust changed tools of a source.",
+                old="approve",
+            ),
+        ),
         # Before the rooms that restore tools.
         rooms=(PartRoom("toolbus.parts.pins.room:PinsRoom", before="CallbacksRoom"),),
         settings=("toolbus.parts.pins.settings:PinSettings",),
@@ -156,6 +164,12 @@ PARTS: tuple[Part, ...] = (
         extra="otel",
         commands=(
             PartCommand("logs", "toolbus.parts.observability.logs_command:logs", "Print the output of plugins."),
+            PartCommand(
+                "dev log-level",
+                "toolbus.parts.observability.logs_command:log_level",
+                "Show or change levels of the bus's log.",
+                old="log-level",
+            ),
         ),
         rooms=(
             PartRoom("toolbus.parts.observability.logs_room:LogsRoom", before="GatewayRoom"),

@@ -14,11 +14,11 @@ from tests.bus.gateway.calling import client, invoke
 from tests.support.search_catalog import concepts
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
-from toolbus.bus.gateway.host_models import Exported, FoundTools
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.parts.models import export_routes
 from toolbus.parts.models.dialects.token_usage import estimate_tokens
 from toolbus.parts.models.embeddings import EmbedderChoice
+from toolbus.parts.models.export_routes import Exported, FoundTools
 from toolbus.parts.models.search import MODES
 from toolbus.protocol.tool import Tool
 from toolbus.testing import running_bus

@@ -302,7 +302,7 @@ async def test_a_disconnect_cancels_the_call_at_its_plugin(tools: Tools, headers
 @pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
 async def test_a_client_that_left_while_the_bus_stood_still_has_its_tool_not_run(tools: Tools, accept: str) -> None:
     ran = len(tools.scopes)
-    tools.bus.core.stalls.notice()
+    tools.bus.core.program.stalls.notice()
     async with Connection(tools.bus) as left, Connection(tools.bus) as waits:
         await left.ask("POST", "/api/tools/invoke", {"name": "nap", "arguments": {}}, Accept=accept)
         left.leave()

@@ -102,7 +102,7 @@ def gateway() -> Iterator[Gateway]:
     with asyncio.Runner() as runner:
         running = running_bus(grace_seconds=0.0, roles=("Yui", "Ran"))
         bus = runner.run(running.__aenter__())
-        remote = RemoteAccess(bus.core.doorman, ResourceMetadata(()), bus.core.web)
+        remote = RemoteAccess(bus.core.sessions.doorman, ResourceMetadata(()), bus.core.rooms.web)
         parts = GatewayParts(bus.core, None, None, remote)
         made = Gateway(runner, bus, application(parts))
 

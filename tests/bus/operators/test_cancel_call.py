@@ -34,7 +34,7 @@ async def test_the_caller_gets_an_error_that_names_the_operator_and_the_plugin_s
             await within(plugin.ready())
             calling = asyncio.create_task(host.call("write_report"))
             await within(begun.wait())  # a call that is only sent may be cancelled before its function runs
-            (call,) = bus.core.dispatcher.in_flight.oldest(1)
+            (call,) = bus.core.calls.dispatcher.in_flight.oldest(1)
             answer = await bus.call("toolbus:cancel_call", {"id": call.id})
             error = (await within(calling)).error
             await within(cancelled.wait())

@@ -96,9 +96,9 @@ async def test_a_tool_whose_plugin_disconnected_is_not_online(bus: Bus) -> None:
     async with plugin:
         await plugin.ready()
         assert (await explained(bus, "brief", role="dog"))["callable"]
-        (peer,) = bus.core.presence.by_source["q"].values()
+        (peer,) = bus.core.sessions.presence.by_source["q"].values()
         peer.close("UNAVAILABLE", "test")
-        bus.core.registry.lose(peer, "its connection broke", 0.0)
+        bus.core.catalog.registry.lose(peer, "its connection broke", 0.0)
         explanation = await explained(bus, "brief", role="dog")
     assert "its connection broke" in stops(explanation)["online"]
     assert explanation["verdict"].startswith("UNAVAILABLE")
@@ -132,7 +132,7 @@ async def test_a_tool_that_was_refused_is_explained_with_the_reason(bus: Bus) ->
 async def test_the_scopes_of_an_identity_decide_for_it(bus: Bus, tmp_path: Path) -> None:
     keys = KeysDirectory(tmp_path)
     keys.add("laptop", replace(template("host"), call=Globs(["of_a*"]), users=Globs(["ann"])))
-    explainer = Explainer(replace(bus.core, keyring=keys.ring()))
+    explainer = Explainer(replace(bus.core, sessions=replace(bus.core.sessions, keyring=keys.ring())))
     assert explainer.explain("of_ann", user="ann", identity="laptop")["callable"]
     assert "may not act for user" in stops(explainer.explain("of_ann", user="bob", identity="laptop"))["claims"]
     hidden = explainer.explain("of_staff", user="ann", level=50, identity="laptop")

@@ -91,7 +91,7 @@ async def test_a_session_runs_over_the_lane_and_says_so_to_operators() -> None:
         peer.attach("raw", "echo")
         attached = await peer.attached()
         assert (list(attached.registered), attached.identity) == (["echo"], "")
-        (session,) = bus.core.presence.sessions.values()
+        (session,) = bus.core.sessions.presence.sessions.values()
         assert session.address == f"lane:{os.getpid()}"
         call = asyncio.create_task(bus.call("echo", {"a": 1}))
         sent = (await peer.response()).calls[0]
@@ -111,7 +111,7 @@ async def test_a_half_close_ends_the_session_in_good_order_and_a_cut_breaks_it(
         async with peer_of(bus) as peer:
             peer.attach("breaks", "two")
             await peer.attached()
-        await until(lambda: not bus.core.presence.sessions, "the broken session to end")
+        await until(lambda: not bus.core.sessions.presence.sessions, "the broken session to end")
         assert "offline source=leaves tools=1 why=its stream ended" in caplog.text
         assert "offline source=breaks tools=1 why=its connection broke" in caplog.text
 
@@ -149,7 +149,7 @@ async def test_a_message_above_the_limit_ends_the_stream_before_it_has_come() ->
         peer.writer.write(HEADER.pack(10_001, FrameKind.MESSAGE) + b"\x08" * 5_000)
         code, text = await peer.status()
         assert (code, "10001" in text, "message_bytes = 10000" in text) == ("RESOURCE_EXHAUSTED", True, True)
-        await until(lambda: not bus.core.presence.sessions, "the session to end")
+        await until(lambda: not bus.core.sessions.presence.sessions, "the session to end")
 
 
 async def test_unary_rpcs_answer_over_connections_of_their_own() -> None:
@@ -179,7 +179,7 @@ async def test_a_peer_that_reads_nothing_loses_its_own_session_only() -> None:
         slow.attach("slow", max_in_flight=200)
         await slow.attached()
         slow.message(calls=[pb.ToolCall(call_id=str(number), name="big") for number in range(100)])
-        await until(lambda: len(bus.core.presence.sessions) == 1, "the slow reader's session to end")
+        await until(lambda: len(bus.core.sessions.presence.sessions) == 1, "the slow reader's session to end")
         quick.message(calls=[pb.ToolCall(call_id="1", name="big")])
         assert len((await quick.response()).results[0].output_json) > 200_000
         code, text = await slow.status()
@@ -225,7 +225,7 @@ async def test_a_user_who_may_not_use_the_address_is_refused_and_the_audit_has_i
                 peer.attach()
                 code, text = await peer.status()
         assert (code, f"uid {stranger}" in text) == ("PERMISSION_DENIED", True)
-        assert not bus.core.presence.sessions
+        assert not bus.core.sessions.presence.sessions
 
 
 async def test_a_bus_has_no_lane_where_its_setting_says_so() -> None:
@@ -283,4 +283,4 @@ async def test_the_lane_closes_for_sandboxed_programs_where_the_kernel_does_not_
             with pytest.raises(ConnectionRefusedError):
                 async with peer_of(bus):
                     pass
-        assert bus.core.presence.sessions
+        assert bus.core.sessions.presence.sessions

@@ -46,7 +46,7 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
                     ("grant", {"source": "weather"}),
                 ):
                     await host.call(f"toolbus:{name}", arguments)
-                await until(lambda: "sun" in bus.core.registry.first, "the tool that the grant brought back")
+                await until(lambda: "sun" in bus.core.catalog.registry.first, "the tool that the grant brought back")
                 assert (await host.call("sun")).error is not None
         async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", verify=False, timeout=WAIT_SECONDS) as http:
             url = "http://127.0.0.1:9/x"

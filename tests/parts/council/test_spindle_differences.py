@@ -197,12 +197,12 @@ async def test_without_the_right_the_stream_stays_and_the_tools_come_when_it_is_
         async with extension:
             assert await within(heard.get()) == ("tools", "registerTool")
             assert [each.name for each in await host.list()] == []
-            sessions = set(bus.core.presence.sessions)
+            sessions = set(bus.core.sessions.presence.sessions)
             bus.grant("memory")
             assert await within(heard.get()) == ("tools", True)
             await within(extension.ready())
             assert (await within(host.call("memory:search"))).output == "here"
-            assert set(bus.core.presence.sessions) == sessions
+            assert set(bus.core.sessions.presence.sessions) == sessions
 
 
 async def test_null_is_an_empty_text_an_exception_its_message_and_no_handler_the_known_one(wire: Wire) -> None:

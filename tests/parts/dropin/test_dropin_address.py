@@ -47,7 +47,7 @@ async def test_a_restarted_bus_is_asked_for_the_same_port() -> None:
 async def test_a_drain_by_an_operator_is_logged_and_followed_by_a_reconnect() -> None:
     async with running_bus() as bus, _following(bus.grpc_addresses[0], reconnect_seconds=0.01) as (addresses, lines):
         await until(lambda: addresses, "the address")
-        (source,) = bus.core.presence.by_source
+        (source,) = bus.core.sessions.presence.by_source
         assert (await bus.call("toolbus:drain", {"source": source})).error is None
         await until(lambda: len(addresses) == 2, "the address again")
         assert "an operator asked this peer to disconnect" in lines[0]

@@ -121,7 +121,7 @@ async def test_narrowed_scopes_apply_to_tokens_within_a_second(house: House) -> 
 
         assert await seen() == ["add"]
         house.keys.edit('call = ["add"]', 'call = ["danger"]')
-        await until(lambda: house.bus.core.keyring.identities["chat"].call.match("danger"), "the new scopes")  # type: ignore[union-attr]
+        await until(lambda: house.bus.core.sessions.keyring.identities["chat"].call.match("danger"), "the new scopes")  # type: ignore[union-attr]
         assert await seen() == ["danger"]
 
 

@@ -138,13 +138,13 @@ async def test_metrics_show_neither_sources_that_drained_nor_hosts() -> None:
         async with _with_one_tool(bus) as plugin:
             await plugin.ready()
             assert set(read((await scrape(bus)).text)["toolbus_source_up"]) == {("p",), ("toolbus",)}
-        await until(lambda: "p" not in bus.core.presence.by_source, "the end of the session")
+        await until(lambda: "p" not in bus.core.sessions.presence.by_source, "the end of the session")
         assert ("p",) not in read((await scrape(bus)).text)["toolbus_source_up"]
 
 
 async def test_a_source_that_was_lost_is_down_until_it_is_back() -> None:
     async with running_bus(http="127.0.0.1:0", grace_seconds=0.0) as bus:
-        presence = bus.core.presence
+        presence = bus.core.sessions.presence
         async with _with_one_tool(bus) as plugin:
             await plugin.ready()
             presence.draining = True  # no session can attach
@@ -201,7 +201,7 @@ def _least(bus: Bus, times: int = 7) -> tuple[float, bytes]:
 
 def _called(bus: Bus, tools: int) -> None:
     for number in range(tools):
-        counts = bus.core.metrics.take("p", f"tool-with-a-name-{number}")
+        counts = bus.core.calls.metrics.take("p", f"tool-with-a-name-{number}")
         counts.add_run([0.001 * number, 0.5, 0.9], 1.0 + 0.01 * number)
         counts.add(8, 1.0, 0.5)
 
@@ -209,7 +209,7 @@ def _called(bus: Bus, tools: int) -> None:
 def test_a_hundred_thousand_tools_are_scraped_in_a_megabyte_at_most() -> None:
     bus = Bus(Config(grpc=("127.0.0.1:0",), http="off"))
     _called(bus, 100_000)
-    assert len(bus.core.metrics) == MAX_COUNTED
+    assert len(bus.core.calls.metrics) == MAX_COUNTED
     seconds, body = _least(bus)
     assert len(body) <= 1_000_000
     assert seconds <= 0.2  # 20 ms on a quiet machine, see lab/results
@@ -222,7 +222,7 @@ def test_every_tool_that_a_plugin_may_name_reads_back() -> None:
     bus = Bus(Config(grpc=("127.0.0.1:0",), http="off"))
     names = ['"} 1\n# EOF', "a\\", "# TYPE x counter", 'x{y="z"}', "é\u2028"]
     for name in names:
-        bus.core.metrics.take("p", name).add_one(0.0, 1.0)
+        bus.core.calls.metrics.take("p", name).add_one(0.0, 1.0)
     values = read(_least(bus, 1)[1].decode())["toolbus_calls_total"]
     assert values == {("p", name, "OK"): 1 for name in names}
 
@@ -239,7 +239,7 @@ def page() -> str:
 
 def test_the_page_has_every_metric_with_its_kind(page: str) -> None:
     bus = Bus(Config(grpc=("127.0.0.1:0",), http="off", issuers=()))
-    bus.core.metrics.take("p", "t").add_one(0.0, 1.0)
+    bus.core.calls.metrics.take("p", "t").add_one(0.0, 1.0)
     suffixes = {"counter": "_total", "info": "_info"}
     families = {
         each.name + suffixes.get(each.kind, ""): each.kind for each in BusMetrics(bus.core, lambda: 0).families()

@@ -150,7 +150,7 @@ async def test_tools_of_a_supervisor_are_in_no_listing_have_no_bare_name_and_run
         assert {tool.name for tool in await host.list()} == {"look", "search_tools"}
         assert [each.tool.name for each in bus.list()] == ["search_tools", "look"]
         assert (await _refusal(bus, "tail", plugin="weather")).code is Code.NOT_FOUND
-        names = [each.tool.name for each in bus.core.view.own(source=source)]
+        names = [each.tool.name for each in bus.core.catalog.view.own(source=source)]
         assert names == [f"{source}:{name}" for name in ("plugins", "tail", "restart", "stop")]
         denied = (await host.call("look", {"name": f"{source}:stop"})).output
         assert "administers the bus, and 'nosy' is not an administrator" in denied
@@ -199,7 +199,7 @@ async def test_a_request_for_the_output_of_a_detached_supervisor_leaves_no_recor
     async with running_bus(grace_seconds=0.0) as bus:
         async with supervisor.on(bus) as source:
             pass
-        await until(lambda: source not in bus.core.registry.sources(), "the end of the supervisor")
+        await until(lambda: source not in bus.core.catalog.registry.sources(), "the end of the supervisor")
         refusal = await _refusal(bus, "toolbus:plugin_logs", plugin="weather", source=source)
         assert f"supervisor {source} is not attached" in refusal.message
         assert list(bus.records) == []

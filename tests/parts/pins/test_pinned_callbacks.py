@@ -77,7 +77,7 @@ async def test_a_registration_of_before_is_trusted_and_one_that_waits_now_does_n
         tool = {"name": "buy", "source": "shop", "callback_url": plugin.url()}
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", **tool)
-            assert bus.core.store.load(FINGERPRINTS) == {}, "nothing is remembered of who is not pinned"
+            assert bus.core.program.store.load(FINGERPRINTS) == {}, "nothing is remembered of who is not pinned"
         async with start(pins={"shop": "warn"}) as bus, Legacy.of(bus) as legacy:
             assert names(bus) == ["buy"]
             await legacy.ask("register", **tool, description="x")

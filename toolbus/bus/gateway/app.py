@@ -103,7 +103,7 @@ def application(parts: GatewayParts) -> ASGIApp:
     plain = PlainRequests(endpoints, parts, _internal_error)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        application = core.web.find(scope["path"]) if scope["type"] == "http" else None
+        application = core.rooms.web.find(scope["path"]) if scope["type"] == "http" else None
         if application is not None:
             await application(scope, receive, send)
             return
@@ -111,8 +111,8 @@ def application(parts: GatewayParts) -> ASGIApp:
         await plain(scope, receive, send)
 
     core = parts.core
-    limit = core.limits.http_body_bytes
-    return AccessGuard(Admission(serve), limit, core.neighbours, parts.remote, core.audit)
+    limit = core.config.limits.http_body_bytes
+    return AccessGuard(Admission(serve), limit, core.sessions.neighbours, parts.remote, core.audit)
 
 
 @functools.lru_cache

@@ -153,8 +153,8 @@ def _for_hosts(routes: APIRouter) -> None:
             if await left_in_stall(request):
                 return disconnected_response()
             core = parts_of(request).core
-            stream = _stream(caller, call, core.limits.result_bytes)
-            return EventStream(stream, core.timings.ping_seconds)
+            stream = _stream(caller, call, core.config.limits.result_bytes)
+            return EventStream(stream, core.program.timings.ping_seconds)
         result = await unless_disconnected(request, caller.call(call))
         return disconnected_response() if result is None else await invoked_response(result)
 
@@ -178,7 +178,7 @@ def _for_main_servers(routes: APIRouter) -> None:
         call = pb.ToolCall(
             call_id=_call_id(body.call_id),  # two calls may have the same: each request is a caller of its own
             name=entry.name,
-            role=entry.table.role if role or parts.core.registry.find(entry.name) is not entry else None,
+            role=entry.table.role if role or parts.core.catalog.registry.find(entry.name) is not entry else None,
             arguments_json=repair_utf8(callback_messages.written_arguments(arguments, body.raw_arguments))
             or _json_text(arguments),
         )
@@ -201,7 +201,7 @@ def _for_operators(routes: APIRouter) -> None:
         """Calls one of the bus's own tools, such as drain, stats or permit."""
         parts = parts_of(request)
         qualified = f"{BUS_SOURCE}:{name}"
-        if parts.core.registry.find(qualified) is None:
+        if parts.core.catalog.registry.find(qualified) is None:
             return json_response({"detail": f"the bus has no tool {quote(name)}: `toolbus tools` lists them"}, 404)
         call = pb.ToolCall(call_id=_call_id(""), name=qualified, arguments_json=_json_text(arguments or {}))
         result = await unless_disconnected(request, parts.caller(request, is_admin=True).call(call))
@@ -219,7 +219,7 @@ def call_of(body: InvokeBody, request: Request) -> tuple[LocalCaller, pb.ToolCal
         NotPermitted: the identity may not call.
     """
     parts = parts_of(request)
-    if body.role and body.role not in parts.core.view.roles(principal_of(request)):
+    if body.role and body.role not in parts.core.catalog.view.roles(principal_of(request)):
         raise UnknownRole(body.role)
     call = _call(body)
     take_trace(call, request)
@@ -313,7 +313,7 @@ def find_plugin_tool(parts: GatewayParts, plugin_id: str, tool_name: str, role: 
     entries = [
         entry
         for source in sources
-        for entry in parts.core.registry.entries_of(source, tool_name)
+        for entry in parts.core.catalog.registry.entries_of(source, tool_name)
         if not entry.tool.min_level
     ]
     # First what was registered for that role, even while offline; then what is offered; of equals the first.
@@ -405,7 +405,7 @@ class PlainRequests:
     def _is_plain(self, scope: Scope) -> bool:
         """Tells whether the head of a call is plain."""
         connection: BoundedProtocol | None = scope.get(CONNECTION)
-        stalls = self._parts.core.stalls
+        stalls = self._parts.core.program.stalls
         if connection is None or connection.pipeline or stalls.unsettled or stalls.clock() > stalls.due:
             return False
         length, kinds = b"", 0

@@ -42,7 +42,7 @@ def router() -> APIRouter:
         # The scopes of an identity may have changed since that revision, so it gets the whole catalog.
         known = revision_of(last_event_id, since) if principal.identity.scopes is None else -1
         follow = _follow(parts, known, principal)
-        return EventStream(follow, parts.core.timings.ping_seconds)
+        return EventStream(follow, parts.core.program.timings.ping_seconds)
 
     return routes
 

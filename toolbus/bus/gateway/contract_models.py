@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from toolbus.bus.callback_url import parse_callback_url
+from toolbus.bus.catalog.policy import MAX_USER
 from toolbus.bus.gateway.callback_proof import MAX_SECRET, MIN_SECRET, is_secret
 from toolbus.common.text import is_utf8, quote
 from toolbus.protocol.questions import MAX_NEED, MAX_NEEDS
@@ -70,6 +71,14 @@ def _check_utf8(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_check_utf8)]
 RoleName = Annotated[Text | None, Field(description='One role; null and "" mean all of them.', examples=[None])]
+UserId = Annotated[
+    str,
+    Field(max_length=MAX_USER, description="For which user; empty: for calls that name none."),
+]
+Level = Annotated[
+    int,
+    Field(ge=0, le=MAX_LEVEL, description="The user's access level; tools that ask for more are not shown."),
+]
 
 
 class ToolHints(BaseModel):

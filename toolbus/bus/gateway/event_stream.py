@@ -111,7 +111,7 @@ async def left_in_stall(request: Request) -> bool:
 
     The end of its connection is then behind the request in the socket.
     """
-    stalls = parts_of(request).core.stalls
+    stalls = parts_of(request).core.program.stalls
     if stalls.clock() > stalls.due:
         stalls.notice()
     if not stalls.unsettled:

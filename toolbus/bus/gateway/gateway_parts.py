@@ -73,7 +73,7 @@ class GatewayParts:
         """Makes the caller of one request; cancelling its wait cancels the call."""
         principal = principal_of(request)
         identity = principal.identity
-        return LocalCaller(principal.source, self.core.dispatcher, is_admin=is_admin, identity=identity)
+        return LocalCaller(principal.source, self.core.calls.dispatcher, is_admin=is_admin, identity=identity)
 
     def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str) -> ChangeOutcome:
         """Registers a tool with a callback URL: `Registrations.register`.

@@ -8,17 +8,37 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel, Field
 
 from toolbus.bus.access.identity import Principal
+from toolbus.bus.gateway.contract_models import UserId
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of, wants_events
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
-from toolbus.bus.gateway.host_models import Notifications, UserId
 from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
 from toolbus.bus.streams.notification_board import MAX_STORED, MAX_STORED_BYTES, BoardEntry
 from toolbus.common.mailbox import Mailbox
 
 MAX_WAITING_BYTES = 2 * MAX_STORED_BYTES  # of the events that one slow reader may have waiting
+
+
+class ShownNotification(BaseModel):
+    """What a plugin said to a user outside a call."""
+
+    number: Annotated[int, Field(description="Rises with each, also over restarts of the bus.")]
+    source: str
+    user_id: Annotated[str, Field(description="Whom it is for; empty: everyone.")]
+    text: str
+    data: Annotated[Any, Field(description="JSON for programs; null: none.")]
+    time_seconds: Annotated[float, Field(description="When the bus got it, since the epoch.")]
+
+
+class Notifications(BaseModel):
+    """The newest notifications."""
+
+    ok: bool
+    newest: Annotated[int, Field(description="The number of the newest that the bus has had: the next `since`.")]
+    notifications: list[ShownNotification]
 
 
 def router() -> APIRouter:
@@ -42,8 +62,8 @@ def router() -> APIRouter:
         parts, known = parts_of(request), max(0, revision_of(last_event_id, since))
         principal = principal_of(request, user_id)
         if wants_events(request):
-            return EventStream(_follow(parts, principal, user_id, known), parts.core.timings.ping_seconds)
-        board = parts.core.presence.notifications
+            return EventStream(_follow(parts, principal, user_id, known), parts.core.program.timings.ping_seconds)
+        board = parts.core.sessions.presence.notifications
         entries = [each for each in board.since(known or 1, principal) if _is_for(each, user_id)]
         shown = entries[:limit] if known else entries[-limit:]
         return json_response(
@@ -54,7 +74,7 @@ def router() -> APIRouter:
 
 
 async def _follow(parts: GatewayParts, principal: Principal, user_id: str, known: int) -> AsyncGenerator[bytes]:
-    board = parts.core.presence.notifications
+    board = parts.core.sessions.presence.notifications
     lost = board.lost_after(known)
     mailbox: Mailbox[bytes] = Mailbox(MAX_WAITING_BYTES, on_lost=_lost, weigh=len)
 

@@ -14,11 +14,11 @@ from typing import Annotated
 from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from pydantic import BaseModel, Field
 
 from toolbus.bus.calls.call_records import MAX_RECORDS, CallRecords, RecordFilter
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of, wants_events
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
-from toolbus.bus.gateway.host_models import RecordedCalls
 from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
 
@@ -67,6 +67,66 @@ class SharedBatches:
         return EncodedBatch(b"".join(events), read.position)
 
 
+class RecordedRepair(BaseModel):
+    """What the bus did to arguments before the tool got them; no values."""
+
+    path: Annotated[str, Field(examples=["days", "where.city"])]
+    from_type: Annotated[str, Field(alias="from", description="A type of JSON Schema, or `absent`.")]
+    to: Annotated[str, Field(description="A type of JSON Schema, or `absent`.")]
+
+
+class RecordedLimit(BaseModel):
+    """A limit that a call exceeded."""
+
+    name: str
+    value: float
+
+
+class RecordedFailure(BaseModel):
+    """How a call failed."""
+
+    message: Annotated[str, Field(description="Empty where it could repeat arguments or an output.")]
+    stage: Annotated[str, Field(description="How far the call had got.", examples=["not_dispatched", "accepted"])]
+    retry_safe: Annotated[bool, Field(description="Whether a retry repeats nothing.")]
+    limit: RecordedLimit | None
+
+
+class RecordedCall(BaseModel):
+    """One call that has ended."""
+
+    number: Annotated[int, Field(description="Which ended call of this bus it was, from 1.")]
+    id: Annotated[str, Field(description="The bus's own id of the call; empty: it was refused.")]
+    call_id: str
+    name: str
+    source: Annotated[str, Field(description="Whose tool was called.")]
+    caller: str
+    user_id: str
+    round: Annotated[int, Field(description="The round of a turn that made the call, from 1; 0: unknown.")]
+    order: Annotated[int, Field(description="Its place among the calls of that round, from 0.")]
+    started: Annotated[float, Field(description="Seconds since the epoch.")]
+    ended: float
+    seconds: float
+    outcome: Annotated[str, Field(description="`OK`, or the code of its error.", examples=["OK", "TOOL"])]
+    arguments_size: int
+    output_size: int
+    repairs: Annotated[list[RecordedRepair], Field(description="At most 20; left out where there are none.")] = []
+    parent: Annotated[str, Field(description="The `id` of the call that made it; left out where it is not nested.")] = (
+        ""
+    )
+    trace_id: Annotated[str, Field(description="Of its trace; left out where that is not sampled.")] = ""
+    failure: Annotated[RecordedFailure | None, Field(description="Left out where the call succeeded.")] = None
+    arguments: Annotated[str | None, Field(description="Only where the bus keeps contents.")] = None
+    output: Annotated[str | None, Field(description="Only where the bus keeps contents.")] = None
+
+
+class RecordedCalls(BaseModel):
+    """Records of ended calls."""
+
+    ok: bool
+    newest: Annotated[int, Field(description="The number of the newest record there is: the next `since`.")]
+    calls: list[RecordedCall]
+
+
 def router() -> APIRouter:
     """Returns the endpoint."""
     routes = APIRouter(prefix="/api/calls", tags=["bus"], responses=REFUSALS)
@@ -88,8 +148,8 @@ def router() -> APIRouter:
         """
         parts, known = parts_of(request), revision_of(last_event_id, since)
         if wants_events(request):
-            return EventStream(_follow(parts, record_filter, known), parts.core.timings.ping_seconds)
-        records = parts.core.records
+            return EventStream(_follow(parts, record_filter, known), parts.core.program.timings.ping_seconds)
+        records = parts.core.calls.records
         selected = records.newest(record_filter, limit) if known < 0 else records.after(record_filter, known, limit)
         calls = [record.described(records.began) for record in selected]
         return json_response({"ok": True, "newest": records.ended, "calls": calls})
@@ -99,7 +159,7 @@ def router() -> APIRouter:
 
 async def _follow(parts: GatewayParts, record_filter: RecordFilter, known: int) -> AsyncGenerator[bytes]:
     batches = parts.cache(SharedBatches)
-    records, signals = parts.core.records, parts.core.signals
+    records, signals = parts.core.calls.records, parts.core.signals
     if known < 0:
         known = records.ended
     elif known > records.ended:

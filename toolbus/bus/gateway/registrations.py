@@ -267,24 +267,24 @@ class Registrations:
     """
 
     def __init__(self, core: Core, store: RegistrationStore | None) -> None:
-        self._registry = core.registry
-        self._presence = core.presence
-        self._policy = core.policy
-        self._limits = core.limits
-        self._timings = core.timings
+        self._registry = core.catalog.registry
+        self._presence = core.sessions.presence
+        self._policy = core.catalog.policy
+        self._limits = core.config.limits
+        self._timings = core.program.timings
         self._on_source = core.signals.source_changed
         self._changed = core.signals.catalog_changed
-        self._writer = RegistrationWriter(core.registry, store, core.timings, self._left)
+        self._writer = RegistrationWriter(core.catalog.registry, store, core.program.timings, self._left)
         signals = CallbackSignals(
             self._origin_changed, self._confirmation_changed, self._writer.save_listener, self._disowned
         )
-        self._callbacks = Callbacks(core.dispatcher, core.limits, core.neighbours.allows, signals)
+        self._callbacks = Callbacks(core.calls.dispatcher, core.config.limits, core.sessions.neighbours.allows, signals)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}  # by source and address
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
         self._handlers: dict[str, CallbackHandler] = {}  # by key: every registration, online or offline
         self._audit = core.audit
-        self._review = core.presence.review
-        self._adopt = core.roles.first_use
+        self._review = core.sessions.presence.review
+        self._adopt = core.catalog.roles.first_use
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._restoring = False  # whether the probes of restored origins are not complete
         self._answers_saved_at = time.time()  # when the times of the last answers were last persisted

@@ -20,16 +20,17 @@ from toolbus.bus.gateway.contract_models import (
     ClearBody,
     Cleared,
     Invalid,
+    Level,
     Listed,
     Problem,
     RegisterBody,
     Registered,
     UnregisterBody,
     Unregistered,
+    UserId,
     ignored_fields,
 )
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
-from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response
 from toolbus.common.text import dump_json, is_utf8
 from toolbus.errors import InvalidTool
@@ -61,7 +62,7 @@ def router() -> APIRouter:
     async def register(body: RegisterBody, request: Request) -> Response:
         """Offers a tool whose calls are posted to a URL of this machine; the same name is replaced."""
         parts = parts_of(request)
-        tool, target = _tool(body, parts.core.limits), parse_callback_url(body.callback_url)
+        tool, target = _tool(body, parts.core.config.limits), parse_callback_url(body.callback_url)
         if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
             refuse_own_address(parts, "callback_url", target)
         try:
@@ -84,7 +85,9 @@ def router() -> APIRouter:
     async def unregister(body: UnregisterBody, request: Request) -> Response:
         """Unregisters a tool, of any source; an unknown tool is not an error."""
         parts = parts_of(request)
-        outcome = parts.core.presence.withdrawal.unregister(body.name, body.role or "", None, principal_of(request))
+        outcome = parts.core.sessions.presence.withdrawal.unregister(
+            body.name, body.role or "", None, principal_of(request)
+        )
         parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count > 0, "name": body.name, **_roles(outcome)})
 
@@ -92,7 +95,7 @@ def router() -> APIRouter:
     async def clear(body: ClearBody, request: Request) -> Response:
         """Withdraws every tool of a source."""
         parts = parts_of(request)
-        outcome = parts.core.presence.withdrawal.clear(body.source, body.role or "", principal_of(request))
+        outcome = parts.core.sessions.presence.withdrawal.clear(body.source, body.role or "", principal_of(request))
         parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count, "source": body.source, **_roles(outcome)})
 
@@ -135,7 +138,7 @@ class _ListCache:
         Raises:
             UnknownRole: the role is not configured.
         """
-        registry, view = core.registry, core.view
+        registry, view = core.catalog.registry, core.catalog.view
         if self._revision != registry.revision:
             self._revision = registry.revision
             self._lists.clear()

@@ -55,8 +55,8 @@ def state_of(*handlers: Handler) -> str:
 
 def handlers_of(core: Core, source: str) -> Sequence[Handler]:
     """Returns the sessions of a source; without any, the handlers of one of its tools."""
-    peers = core.presence.by_source.get(source)
-    return list(peers.values()) if peers else core.registry.some_handlers(source)
+    peers = core.sessions.presence.by_source.get(source)
+    return list(peers.values()) if peers else core.catalog.registry.some_handlers(source)
 
 
 # Tools that show the state of the bus to users call it, such as `examples/dropin/this_host.py`. Users see the tools
@@ -253,13 +253,13 @@ class AdminTools:
 
     def __init__(self, core: Core, grants: Grants) -> None:
         self._core = core
-        self._registry = core.registry
-        self._presence = core.presence
-        self._records = core.records
-        self._view = core.view
+        self._registry = core.catalog.registry
+        self._presence = core.sessions.presence
+        self._records = core.calls.records
+        self._view = core.catalog.view
         self._grants = grants
         self._audit = core.audit
-        self._introspection = Introspection(core.presence, core.records, core.view)
+        self._introspection = Introspection(core.sessions.presence, core.calls.records, core.catalog.view)
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
@@ -277,7 +277,9 @@ class AdminTools:
                 sessions = self._presence.drain_source(source, grace_seconds, time.monotonic())
             else:
                 sessions = len(self._presence.sessions)
-                asyncio.get_running_loop().call_soon(self._core.request_stop)  # after this call has been answered
+                asyncio.get_running_loop().call_soon(
+                    self._core.program.request_stop
+                )  # after this call has been answered
         return {"source": source, "sessions": sessions}
 
     @llm_tool(description="Lists the newest calls, newest first, or with `since` those after a number, oldest first.")
@@ -335,7 +337,7 @@ class AdminTools:
         """
         if not self._presence.draining:
             return bool(batch.records or (batch.lost and follow))
-        return not (follow and self._core.dispatcher.in_flight.oldest(1)) or len(batch.records) >= limit
+        return not (follow and self._core.calls.dispatcher.in_flight.oldest(1)) or len(batch.records) >= limit
 
     @llm_tool(description="Cancels a call in flight of any caller; its caller gets the error CANCELLED.")
     async def cancel_call(self, scope: ToolScope, id: str) -> dict[str, Any]:
@@ -344,7 +346,7 @@ class AdminTools:
         Args:
             id: the bus's own, as in `running` of a digest, or in the log.
         """
-        dispatcher = self._core.dispatcher
+        dispatcher = self._core.calls.dispatcher
         call = dispatcher.in_flight.find(id)
         if call is None:
             raise InvalidRequest(f"no call {quote(id)} runs: it has ended, or the id is not the bus's own")
@@ -375,27 +377,27 @@ class AdminTools:
             "late_results": records.late,
             "unowed_results": records.unexpected,
             "outcomes": records.counts(),
-            "refused": {outcome_of(code): count for code, count in sorted(core.metrics.refused.items())},
-            "in_flight": core.dispatcher.in_flight.active,
-            "stuck": core.dispatcher.in_flight.stuck,
-            "held_bytes": core.dispatcher.in_flight.held,
+            "refused": {outcome_of(code): count for code, count in sorted(core.calls.metrics.refused.items())},
+            "in_flight": core.calls.dispatcher.in_flight.active,
+            "stuck": core.calls.dispatcher.in_flight.stuck,
+            "held_bytes": core.calls.dispatcher.in_flight.held,
             "tools": self._registry.count_states(),
             "frames": {"in": traffic.frames_in, "out": traffic.frames_out},
             "watchers": core.signals.watching,
-            "loop_lag_seconds": round(core.stalls.lag, 6),
+            "loop_lag_seconds": round(core.program.stalls.lag, 6),
             "limits": asdict(core.config.limits),
         }
 
     @llm_tool(description="Adds a role, for later runs too; it gets every tool that is registered for all roles.")
     async def role_add(self, scope: ToolScope, role: str) -> list[str]:
         """Adds a role."""
-        self._core.roles.add(role, principal_of(scope))
+        self._core.catalog.roles.add(role, principal_of(scope))
         return list(self._registry.roles)
 
     @llm_tool(description="Removes a role and the tools that it alone has.")
     async def role_remove(self, scope: ToolScope, role: str) -> list[str]:
         """Removes a role."""
-        self._core.roles.remove(role, principal_of(scope))
+        self._core.catalog.roles.remove(role, principal_of(scope))
         return list(self._registry.roles)
 
     @llm_tool(description="Sets which users may call a tool, the tools of a role, or those of a source.")
@@ -450,5 +452,5 @@ class AdminTools:
         return {
             **self._view.permissions.as_tables(),
             "silenced": sorted(self._grants.silenced),
-            "generation": self._core.policy.generators,
+            "generation": self._core.catalog.policy.generators,
         }

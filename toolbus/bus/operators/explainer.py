@@ -75,7 +75,7 @@ class Explainer:
         principal = self._principal(identity)
         entry, can_call = self._nearest(tool, role), False
         try:
-            entry = self._core.dispatcher.admission.decide(principal, call, time.monotonic())
+            entry = self._core.calls.dispatcher.admission.decide(principal, call, time.monotonic())
         except Refused as refused:
             verdict = f"{refused.error.code.name}: {refused}"
         else:
@@ -103,7 +103,7 @@ class Explainer:
     def _principal(self, name: str) -> Principal:
         if not name:
             return OBSERVER
-        identities = self._core.keyring.identities if self._core.keyring is not None else {}
+        identities = self._core.sessions.keyring.identities if self._core.sessions.keyring is not None else {}
         if name not in identities:
             have = list_names(identities) or "no identity"
             raise InvalidRequest(f"identity {quote(name)} does not exist: keys.toml has {have}")
@@ -112,12 +112,12 @@ class Explainer:
     def _nearest(self, name: str, role: str) -> Entry | None:
         """Returns the entry that a call names, also in another role; None where no entry has the name."""
         try:
-            return self._core.registry.find(name, role)
+            return self._core.catalog.registry.find(name, role)
         except UnknownRole:
-            return self._core.registry.find(name)
+            return self._core.catalog.registry.find(name)
 
     def _registered(self, name: str, role: str, entry: Entry | None) -> Iterator[Step]:
-        registry, policy = self._core.registry, self._core.policy
+        registry, policy = self._core.catalog.registry, self._core.catalog.policy
         if role:
             known = role in registry.roles
             have = f"the bus has {list_names(registry.roles)}"
@@ -127,12 +127,12 @@ class Explainer:
             where = f" for {list_names(filter(None, roles))}" if any(roles) else ""
             yield "registered", True, f"source {entry.source!r} has registered {entry.name!r}{where}"
             return
-        refused = self._core.presence.review.refused.find(name)
+        refused = self._core.sessions.presence.review.refused.find(name)
         if refused is not None:
             source, why = refused
             yield "registered", False, f"source {source!r} declares it, but the bus refused it: {why}"
             return
-        for listing in self._core.registry.waiting():
+        for listing in self._core.catalog.registry.waiting():
             if name in (listing.tool.name, listing.entry.bare_name):
                 awaited = listing.entry.table.role
                 why = (
@@ -155,10 +155,10 @@ class Explainer:
     def _notices_about(self, name: str) -> list[tuple[str, str]]:
         """Returns the notices that name a tool, or a file of that name that was skipped, each with its source."""
         named = re.compile(rf"(?<![\w.-]){re.escape(name.rpartition(':')[2])}(?![\w-])")
-        return [pair for pair in self._core.presence.notices() if named.search(pair[1])][:MAX_NOTICES]
+        return [pair for pair in self._core.sessions.presence.notices() if named.search(pair[1])][:MAX_NOTICES]
 
     def _may_call(self, principal: Principal, entry: Entry, user: str, level: int) -> Iterator[Step]:
-        identity, policy = principal.identity, self._core.policy
+        identity, policy = principal.identity, self._core.catalog.policy
         if is_operators(entry.source):
             denial = policy.denial(principal, entry)
             yield "administers", denial is None, denial or "it is a tool for operators, and the caller may use it"

@@ -63,9 +63,9 @@ class CallbacksRoom(Room):
             raise SetupError("callback URLs need aiohttp, which is not installed: pip install 'toolbus[server]'")
         if self.core.config.data_dir is None:
             return
-        self._store = RegistrationStore(self.core.store)
+        self._store = RegistrationStore(self.core.program.store)
         records = self._store.load()
-        self.core.roles.open(self.core.store)  # before tools that are for them
+        self.core.catalog.roles.open(self.core.program.store)  # before tools that are for them
         if records:
             await self.registrations.restore(records)
 

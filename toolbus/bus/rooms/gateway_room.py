@@ -62,10 +62,14 @@ class GatewayRoom(Room):
         from toolbus.bus.gateway.http_server import HttpServer
 
         if config.http != "off":
-            self._server = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds, self.core.neighbours)
+            self._server = HttpServer(
+                self.core.config.limits.sessions, self.core.program.timings.head_seconds, self.core.sessions.neighbours
+            )
             self._bind(self._server)
         if config.https is not None:
-            self._secure = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds, self.core.neighbours)
+            self._secure = HttpServer(
+                self.core.config.limits.sessions, self.core.program.timings.head_seconds, self.core.sessions.neighbours
+            )
             self._secure.bind(config.https)
 
     def _bind(self, server: HttpServer) -> None:
@@ -107,18 +111,20 @@ class GatewayRoom(Room):
 
             callbacks = self.core.rooms.find(CallbacksRoom)
             registrations = callbacks.registrations if callbacks is not None else None
-            has_mcp = self.core.web.find(RESOURCE) is not None
-            issuers = self.core.doorman.issuers
+            has_mcp = self.core.rooms.web.find(RESOURCE) is not None
+            issuers = self.core.sessions.doorman.issuers
             metadata = ResourceMetadata(issuers.names if has_mcp and issuers is not None else [])
-            self._remote = RemoteAccess(self.core.doorman, metadata, self.core.web, self.core.rooms.provider(Cookies))
+            self._remote = RemoteAccess(
+                self.core.sessions.doorman, metadata, self.core.rooms.web, self.core.rooms.provider(Cookies)
+            )
             own_url = self.own_url if self._server is not None else None
             served = application(GatewayParts(self.core, registrations, own_url, self._remote))
-            policies = {DOCS_PATH: DocsPage().policy, **self.core.web.policies}
+            policies = {DOCS_PATH: DocsPage().policy, **self.core.rooms.web.policies}
             if self._server is not None:
                 await self._server.start(served, policies)
             if self._secure is not None:
-                assert self.core.keyring is not None  # the configuration needs keys
-                self._tls = TlsContext(self.core.keyring)
+                assert self.core.sessions.keyring is not None  # the configuration needs keys
+                self._tls = TlsContext(self.core.sessions.keyring)
                 await self._secure.start(served, policies, self._tls.context)
 
     def _keys_changed(self, server: bool) -> None:

@@ -21,47 +21,47 @@ class KeysRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._scopes: Mapping[str, Scopes] = {} if core.keyring is None else core.keyring.identities
+        self._scopes: Mapping[str, Scopes] = {} if core.sessions.keyring is None else core.sessions.keyring.identities
         self._following: asyncio.Task[None] | None = None  # None without keys, and until started
-        core.doorman.on_refresh(self._refreshed)
-        core.dispatcher.admission.follow_identities(core.doorman.current)
+        core.sessions.doorman.on_refresh(self._refreshed)
+        core.calls.dispatcher.admission.follow_identities(core.sessions.doorman.current)
 
     async def start(self) -> None:
         """Begins to follow the files."""
-        if self.core.keyring is not None:
+        if self.core.sessions.keyring is not None:
             self._following = asyncio.get_running_loop().create_task(
-                self._follow(self.core.keyring), name="toolbus keys"
+                self._follow(self.core.sessions.keyring), name="toolbus keys"
             )
 
     async def stop(self) -> None:
         """Stops following the files."""
         if self._following is not None:
             self._following.cancel()
-        await self.core.doorman.close()
+        await self.core.sessions.doorman.close()
 
     async def _follow(self, keyring: Keyring) -> None:
         renewer = self.core.rooms.provider(Renewer)
         while True:
-            await asyncio.sleep(self.core.timings.keys_seconds)
+            await asyncio.sleep(self.core.program.timings.keys_seconds)
             try:
                 if renewer is not None:
                     await asyncio.to_thread(keyring.renew_if_due, renewer)
-                await self.core.doorman.refresh()
+                await self.core.sessions.doorman.refresh()
             except Exception:
                 log.exception("a fault of the bus while it reloaded its keys")
 
     def _refreshed(self, changed: Changed) -> None:
         """Puts changes into force; called after every read of the files, since a key may also have expired."""
         core = self.core
-        core.presence.refresh_identities(core.doorman.current, time.monotonic())
-        assert core.keyring is not None  # without keys nothing is refreshed
+        core.sessions.presence.refresh_identities(core.sessions.doorman.current, time.monotonic())
+        assert core.sessions.keyring is not None  # without keys nothing is refreshed
         for key_id in sorted(changed.keys):
-            self._record(core.keyring.keys.get(key_id), key_id)
-        before, after = self._scopes, core.keyring.identities
+            self._record(core.sessions.keyring.keys.get(key_id), key_id)
+        before, after = self._scopes, core.sessions.keyring.identities
         self._scopes = after
         names = [name for name in changed.identities if name in before]
         if names:
-            core.view.scopes_changed([(before[name], after.get(name, Scopes())) for name in names])
+            core.catalog.view.scopes_changed([(before[name], after.get(name, Scopes())) for name in names])
             core.signals.catalog_changed()
         if changed.identities:
             core.audit.record("identities", target=list_names(sorted(changed.identities), 10), why=f"changed in {FILE}")

@@ -30,15 +30,15 @@ class NotificationsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._board = core.presence.notifications
+        self._board = core.sessions.presence.notifications
         self._stored: dict[str, int] | None = None  # the numbers in the store; None before it is open
         core.signals.on_change(self._store_numbers)
 
     async def open(self) -> None:
         """Lets the numbers go on after those of earlier runs."""
-        stored = self.core.store.load(NUMBERS)
+        stored = self.core.program.store.load(NUMBERS)
         numbers = {name: number for name, number in stored.items() if isinstance(number, int)}
-        self.core.registry.begin_after(numbers.get("revision", 0))
+        self.core.catalog.registry.begin_after(numbers.get("revision", 0))
         self._board.begin_after(numbers.get("notification", 0))
         self._stored = {}
         self._store_numbers()
@@ -48,7 +48,7 @@ class NotificationsRoom(Room):
         if self._stored is None:
             return
         uses = (
-            ("revision", self.core.registry.revision, REVISIONS_AHEAD),
+            ("revision", self.core.catalog.registry.revision, REVISIONS_AHEAD),
             ("notification", self._board.newest, NOTIFICATIONS_AHEAD),
         )
         due = {name: now + ahead for name, now, ahead in uses if self._stored.get(name, 0) < now + ahead // 2}
@@ -59,7 +59,7 @@ class NotificationsRoom(Room):
         if self._stored is not None:
             self._stored |= numbers
         try:
-            self.core.store.write(NUMBERS, numbers)
+            self.core.program.store.write(NUMBERS, numbers)
         except Exception as problem:  # of any database; the next start then begins with the time
             log.warning("the numbers of the catalog and of notifications cannot be stored: %s", problem)
 
@@ -71,7 +71,7 @@ class NotificationsRoom(Room):
         """Ends the streams of followers, and stores the numbers as they are."""
         self._board.close()
         if self._stored is not None:
-            self._write({"revision": self.core.registry.revision, "notification": self._board.newest})
+            self._write({"revision": self.core.catalog.registry.revision, "notification": self._board.newest})
             self._stored = None
 
     @llm_tool(
@@ -91,14 +91,14 @@ class NotificationsRoom(Room):
         source = scope.caller_source
         _check_user(principal_of(scope), source, user)
         data_json = "" if data is None else dump_json(data)
-        if self.core.policy.is_untrusted(source):
+        if self.core.catalog.policy.is_untrusted(source):
             self._check_secrets(source, dump_json([text, data]))  # a text may be JSON too
         hosts = self._board.publish(source, user, text, data_json, time.monotonic())
         self._store_numbers()
         return {"number": self._board.newest, "hosts": hosts}
 
     def _check_secrets(self, source: str, content: str) -> None:
-        tripwire: Tripwire | None = self.core.dispatcher.tripwire
+        tripwire: Tripwire | None = self.core.calls.dispatcher.tripwire
         blocked = tripwire.check("notify", content) if tripwire is not None else None
         if blocked:
             raise InvalidRequest(f"the notification of untrusted source {source!r} may hold a secret: {blocked}")

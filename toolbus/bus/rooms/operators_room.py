@@ -16,7 +16,14 @@ class OperatorsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.grants = Grants(core.registry, core.policy, core.view, core.presence, core.signals, core.audit)
+        self.grants = Grants(
+            core.catalog.registry,
+            core.catalog.policy,
+            core.catalog.view,
+            core.sessions.presence,
+            core.signals,
+            core.audit,
+        )
         self._tools = AdminTools(core, self.grants)
         self._explainer = Explainer(core)
 
@@ -26,5 +33,5 @@ class OperatorsRoom(Room):
 
     async def open(self) -> None:
         """Restores the stored roles and grants, and persists those to come."""
-        self.core.roles.open(self.core.store)
-        self.grants.persist_in(self.core.store, self.core.config.permissions)
+        self.core.catalog.roles.open(self.core.program.store)
+        self.grants.persist_in(self.core.program.store, self.core.config.permissions)

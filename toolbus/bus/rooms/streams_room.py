@@ -30,19 +30,19 @@ class StreamsRoom(Room):
             core.rooms.serving,
             core.rooms.sources,
             self._hides_source,
-            core.doorman.current,
+            core.sessions.doorman.current,
         )
-        shared = core.dispatcher, core.presence, core.limits, core.timings
-        service = ToolBusService(*shared, core.rooms.register, core.stalls)
-        untrusted = UntrustedService(*shared, core.policy.is_untrusted, core.stalls)
-        doors = Doors(core.neighbours, core.doorman, core.audit)
+        shared = core.calls.dispatcher, core.sessions.presence, core.config.limits, core.program.timings
+        service = ToolBusService(*shared, core.rooms.register, core.program.stalls)
+        untrusted = UntrustedService(*shared, core.catalog.policy.is_untrusted, core.program.stalls)
+        doors = Doors(core.sessions.neighbours, core.sessions.doorman, core.audit)
         how = {"reflection": core.config.grpc_reflection, "lane": core.config.lane}
-        self.listeners = Listeners(service, untrusted, self.health, core.limits, doors, **how)
+        self.listeners = Listeners(service, untrusted, self.health, core.config.limits, doors, **how)
         self._ticking: asyncio.Task[None] | None = None  # None until started
         core.signals.on_source(self.health.source_changed)
         core.signals.on_keys(lambda server: self.health.keys_changed())
         core.signals.on_readiness(self._readiness_changed)
-        core.signals.on_notify(core.presence.watchers.notify)
+        core.signals.on_notify(core.sessions.presence.watchers.notify)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the tool that names the address for sandboxed tools."""
@@ -76,25 +76,25 @@ class StreamsRoom(Room):
 
     def serving(self, source: str) -> bool | None:
         """Tells whether a session of a source answers; None where none is known."""
-        return self.core.presence.serving(source)
+        return self.core.sessions.presence.serving(source)
 
     def sources(self) -> Iterable[str]:
         """Names the sources that are attached or in their grace period."""
-        return self.core.presence.known_sources()
+        return self.core.sessions.presence.known_sources()
 
     def _hides_source(self, source: str, identity: Identity) -> bool:
         if identity.may_attach(source):
             return False
-        return self.core.view.hides_source(source, MAX_LEVEL, Principal(identity=identity))
+        return self.core.catalog.view.hides_source(source, MAX_LEVEL, Principal(identity=identity))
 
     def _readiness_changed(self) -> None:
         self.health.changed("")
         self.health.changed(SERVICE)
 
     async def _tick(self) -> None:
-        presence = self.core.presence
+        presence = self.core.sessions.presence
         while True:
-            await asyncio.sleep(self.core.timings.tick_seconds)
+            await asyncio.sleep(self.core.program.timings.tick_seconds)
             try:
                 presence.tick(time.monotonic())
                 presence.watchers.notify()  # again those who read too slowly the last time

@@ -54,12 +54,12 @@ class AuditRoom(Room):
         Raises:
             SetupError: the files cannot be written.
         """
-        config, timings, settings = self.core.config, self.core.timings, self.core.config.part(AuditSettings)
+        config, timings, settings = self.core.config, self.core.program.timings, self.core.config.part(AuditSettings)
         if config.data_dir is None or not settings.audit:
             return
         writer = AuditWriter(
             config.data_dir / FOLDER,
-            self.core.presence.handshake.boot_id,
+            self.core.sessions.presence.handshake.boot_id,
             sync_seconds=timings.audit_sync_seconds,
             head_seconds=timings.audit_head_seconds,
         )
@@ -67,9 +67,9 @@ class AuditRoom(Room):
         self._writer = writer
         self.core.audit.open(writer, required=settings.audit_required)
         self.core.audit.record("start", target=" ".join(config.grpc), why=f"http {config.http}")
-        self.core.dispatcher.refused.watch(self._denied, self._limited)
+        self.core.calls.dispatcher.refused.watch(self._denied, self._limited)
         if settings.audit_calls:
-            self.core.records.pass_on(self._take)
+            self.core.calls.records.pass_on(self._take)
             self._flushing = asyncio.get_running_loop().create_task(self._flush_regularly(), name="toolbus audit")
 
     async def stop(self) -> None:
@@ -103,7 +103,7 @@ class AuditRoom(Room):
     def _flush(self) -> None:
         if self._calls:
             calls, self._calls = self._calls, []
-            self.core.audit.record_calls(calls, self.core.records.began)
+            self.core.audit.record_calls(calls, self.core.calls.records.began)
 
     async def _flush_regularly(self) -> None:
         while True:

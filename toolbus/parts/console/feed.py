@@ -175,13 +175,15 @@ class Readings:
     def __init__(self, core: Core, addresses: Callable[[], Addresses], started: float) -> None:
         self._core = core
         self._addresses = addresses
-        self._counts = ToolCounts(core.registry)
-        self._began = core.records.began  # added to times of the monotonic clock, makes them seconds since the epoch
+        self._counts = ToolCounts(core.catalog.registry)
+        self._began = (
+            core.calls.records.began
+        )  # added to times of the monotonic clock, makes them seconds since the epoch
         self.started = started
 
     async def prepare(self) -> None:
         """Counts the long lists, which would hold the loop up."""
-        registry = self._core.registry
+        registry = self._core.catalog.registry
         for source, entries in registry.sources().items():
             await self._counts.count_long(source, entries)
         for peer in self._sessions():
@@ -191,7 +193,7 @@ class Readings:
     def scalars(self) -> Row:
         """Returns the single values."""
         core = self._core
-        dispatcher, presence = core.dispatcher, core.presence
+        dispatcher, presence = core.calls.dispatcher, core.sessions.presence
         total, failed = self.ended()
         return {
             "began": round(self.started, 3),
@@ -199,27 +201,27 @@ class Readings:
             "version": VERSION,
             "bus_id": core.config.bus_id,
             "draining": presence.draining,
-            "revision": core.registry.revision,
-            "roles": list(core.registry.roles),
+            "revision": core.catalog.registry.revision,
+            "roles": list(core.catalog.registry.roles),
             "addresses": self._addresses(),
             "in_flight": dispatcher.in_flight.active,
             "stuck": dispatcher.in_flight.stuck,
             "held_bytes": dispatcher.in_flight.held,
-            "late": core.records.late,
-            "loop_lag": round(core.stalls.lag, 6),
+            "late": core.calls.records.late,
+            "loop_lag": round(core.program.stalls.lag, 6),
             "total": total,
             "total_failed": failed,
         }
 
     def ended(self) -> tuple[int, int]:
         """Returns how many calls have ended, and how many of them failed."""
-        outcomes = self._core.records.outcomes
+        outcomes = self._core.calls.records.outcomes
         total = outcomes.total()
         return total, total - outcomes[0] - outcomes[INPUT_REQUIRED]
 
     def running(self) -> list[Row]:
         """Returns the calls in flight, the oldest first."""
-        return [self._running(call) for call in self._core.dispatcher.in_flight.oldest(MAX_RUNNING)]
+        return [self._running(call) for call in self._core.calls.dispatcher.in_flight.oldest(MAX_RUNNING)]
 
     def sessions(self) -> dict[str, Row]:
         """Returns the sessions by their ids."""
@@ -227,7 +229,7 @@ class Readings:
 
     def sources(self) -> dict[str, Row]:
         """Returns the sources by their names."""
-        registry, presence = self._core.registry, self._core.presence
+        registry, presence = self._core.catalog.registry, self._core.sessions.presence
         offering = registry.sources()
         names = {**presence.by_source, **dict.fromkeys(presence.in_grace), **offering}
         refused: dict[str, int] = {}
@@ -238,7 +240,7 @@ class Readings:
         return {name: self._source(name, offering.get(name, 0), refused.get(name, 0)) for name in shown}
 
     def _sessions(self) -> list[Peer]:
-        return list(itertools.islice(self._core.presence.sessions.values(), MAX_ROWS))
+        return list(itertools.islice(self._core.sessions.presence.sessions.values(), MAX_ROWS))
 
     def _source(self, name: str, entries: int, refused: int) -> Row:
         handlers = handlers_of(self._core, name)
@@ -246,14 +248,14 @@ class Readings:
             "source": name,
             "kind": _kind_of(name, handlers),
             "state": state_of(*handlers),
-            "sessions": len(self._core.presence.by_source.get(name, ())),
+            "sessions": len(self._core.sessions.presence.by_source.get(name, ())),
             "refused": refused,
         }
         core = self._core
-        if row["state"] == OFFLINE and (until := core.presence.grace_end(name)) is not None:
-            row["offline_since"] = round(self._began + until - core.registry.grace_seconds, 3)
+        if row["state"] == OFFLINE and (until := core.sessions.presence.grace_end(name)) is not None:
+            row["offline_since"] = round(self._began + until - core.catalog.registry.grace_seconds, 3)
             row["offline_until"] = round(self._began + until, 3)
-        if not core.policy.may_offer(name):
+        if not core.catalog.policy.may_offer(name):
             row["silenced"] = True
         tools = self._counts.of(name, entries)
         return row if tools is None else row | {"tools": tools}
@@ -272,7 +274,7 @@ class Readings:
             "pending": len(peer.in_flight),
             "stuck": peer.stuck,
         }
-        tools = self._counts.of(peer, self._core.registry.max_offers(peer))
+        tools = self._counts.of(peer, self._core.catalog.registry.max_offers(peer))
         return row if tools is None else row | {"tools": tools}
 
     def _running(self, call: Call) -> Row:
@@ -286,7 +288,7 @@ class Readings:
             "user_id": origin_of(call.context)[0] if call.context is not None else "",
             "started": round(self._began + call.started, 6),
             "deadline": round(self._began + call.deadline, 6),
-            "stage": self._core.dispatcher.in_flight.stage(call).name.lower(),
+            "stage": self._core.calls.dispatcher.in_flight.stage(call).name.lower(),
             "trace_id": call.trace.trace_id if call.trace is not None else "",
         }
 

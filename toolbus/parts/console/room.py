@@ -57,9 +57,9 @@ class ConsoleRoom(Room):
             return
         from toolbus.parts.console.app import HOME, PAGE_PATH, POLICY
 
-        self.core.web.add(PAGE_PATH, self._serve)
-        self.core.web.add("/api/console", self._serve)
-        self.core.web.policies[HOME] = POLICY
+        self.core.rooms.web.add(PAGE_PATH, self._serve)
+        self.core.rooms.web.add("/api/console", self._serve)
+        self.core.rooms.web.policies[HOME] = POLICY
 
     async def stop(self) -> None:
         """Ends the streams of digests."""
@@ -94,7 +94,7 @@ class ConsoleRoom(Room):
         if self._made_logins is None:
             from toolbus.parts.console.app import Logins
 
-            self._made_logins = Logins(self.core.doorman, self.core.config.data_dir)
+            self._made_logins = Logins(self.core.sessions.doorman, self.core.config.data_dir)
         return self._made_logins
 
     def _digests(self) -> DigestFeed:
@@ -103,7 +103,10 @@ class ConsoleRoom(Room):
 
             core = self.core
             self._feed = DigestFeed(
-                core.records, core.metrics, Readings(core, self._addresses, self._began), core.timings
+                core.calls.records,
+                core.calls.metrics,
+                Readings(core, self._addresses, self._began),
+                core.program.timings,
             )
         return self._feed
 

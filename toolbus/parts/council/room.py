@@ -64,7 +64,7 @@ class CouncilRoom(Room):
     def _made(self) -> CouncilService:
         from toolbus.parts.council.service import CouncilService
 
-        return CouncilService.of_file(self.core.local, self.core.config.part(BusCouncil).council)
+        return CouncilService.of_file(self.core.program.local, self.core.config.part(BusCouncil).council)
 
     async def stop(self) -> None:
         """Ends every run; hosts that wait for one are answered."""

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from toolbus.bus.catalog.policy import MAX_USER
 from toolbus.bus.catalog.schema import is_deeper
 from toolbus.bus.gateway.call_response import call_body
-from toolbus.bus.gateway.contract_models import Invoked, Problem, Text
+from toolbus.bus.gateway.contract_models import Invoked, Level, Problem, Text, UserId
 from toolbus.bus.gateway.event_stream import (
     RETRY,
     EventStream,
@@ -30,7 +30,6 @@ from toolbus.bus.gateway.event_stream import (
     wants_events,
 )
 from toolbus.bus.gateway.gateway_parts import parts_of, principal_of
-from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS
 from toolbus.common.mailbox import Mailbox
@@ -473,7 +472,7 @@ def _follows(routes: APIRouter) -> None:
         the oldest events; `COUNCIL_EVENTS_LOST` says how many.
         """
         council = await _council_of(request)
-        return EventStream(_follow(council, chat_id), parts_of(request).core.timings.ping_seconds)
+        return EventStream(_follow(council, chat_id), parts_of(request).core.program.timings.ping_seconds)
 
 
 async def _council_of(request: Request) -> CouncilService:
@@ -484,7 +483,7 @@ async def _council_of(request: Request) -> CouncilService:
 
 async def _run_response(request: Request, run: Start) -> Response:
     if wants_events(request):
-        return EventStream(_stream(run), parts_of(request).core.timings.ping_seconds)
+        return EventStream(_stream(run), parts_of(request).core.program.timings.ping_seconds)
     result = await unless_disconnected(request, run(None))
     return disconnected_response() if result is None else json_response(result)
 

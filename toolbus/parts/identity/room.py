@@ -100,11 +100,11 @@ class IdentityRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._key_tools = KeyTools(core.config.keys_dir, core.audit)
-        issuers, keyring = core.config.part(IssuerSettings).issuers, core.keyring
+        issuers, keyring = core.config.part(IssuerSettings).issuers, core.sessions.keyring
         if issuers and keyring is not None:
             from toolbus.parts.identity.issuers import Issuers  # the extra `jwt`, which others need not have
 
-            core.doorman.trust(Issuers(issuers, lambda: keyring.identities))
+            core.sessions.doorman.trust(Issuers(issuers, lambda: keyring.identities))
 
     def provides(self) -> Iterable[object]:
         """Returns what renews the server's certificate."""

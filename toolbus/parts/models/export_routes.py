@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel, Field
 
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.gateway.contract_models import Level, UserId
 from toolbus.bus.gateway.gateway_parts import parts_of, principal_of
-from toolbus.bus.gateway.host_models import Exported, FoundTools, Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.common.newest import NewestCache
@@ -44,6 +44,57 @@ DialectName = Annotated[
 RoleQuery = Annotated[str, Query(description="Only this role's tools; empty means all.")]
 
 
+class ExportLoss(BaseModel):
+    """What a schema lost on its way into a dialect."""
+
+    tool: str
+    path: Annotated[str, Field(description="Where in its schema, as a JSON pointer; empty is the root.")]
+    keyword: str
+    why: str
+
+
+class ExportLeftOut(BaseModel):
+    """A tool that is not among those exported, and why."""
+
+    tool: str
+    why: str
+
+
+class Exported(BaseModel):
+    """Tools as one provider's API takes them, in the order of the catalog."""
+
+    ok: bool
+    dialect: str
+    revision: Annotated[int, Field(description="Of the catalog.")]
+    tools: Annotated[list[dict[str, Any]], Field(description="For the provider, as they are.")]
+    names: Annotated[dict[str, str], Field(description="The way back: from the name that a model writes to the bus's.")]
+    hashes: Annotated[dict[str, str], Field(description="By the bus's name: to be sent with a call as `schema_hash`.")]
+    losses: list[ExportLoss]
+    left_out: list[ExportLeftOut]
+    tokens: Annotated[int, Field(description="What they cost a model, as an estimate.")]
+
+
+class FoundTool(BaseModel):
+    """A tool that was found."""
+
+    name: str
+    description: str
+    parameters: Annotated[dict[str, Any] | None, Field(description="Only with `include_parameters`.")] = None
+    score: Annotated[float, Field(description="Higher is better, within one answer.")]
+
+
+class FoundTools(BaseModel):
+    """What was found, best first; `success` is false, with `error`, where the mode does not exist."""
+
+    success: bool
+    mode: Annotated[str, Field(description="The one that answered.")]
+    fallback: Annotated[bool, Field(description="Whether that is not the requested one.")]
+    query: str
+    result_count: int
+    results: list[FoundTool]
+    error: str | None = None
+
+
 def router() -> APIRouter:
     """Returns the endpoints."""
     routes = APIRouter(prefix="/api/tools", tags=["models"], responses={**REFUSALS, **UNKNOWN_ROLE})
@@ -67,7 +118,7 @@ def router() -> APIRouter:
         principal = principal_of(request, user_id, level)
         query = _ExportQuery(dialect, role, user_id, level, tuple(names or ()), principal)
         parts = parts_of(request)
-        export = await parts.cache(_ExportCache).find(parts.core.view, query)
+        export = await parts.cache(_ExportCache).find(parts.core.catalog.view, query)
         headers = {"ETag": export.etag, "Cache-Control": "no-cache"}
         if if_none_match is not None and _matches(if_none_match, export.etag):
             return Response(status_code=304, headers=headers)
@@ -89,7 +140,7 @@ def router() -> APIRouter:
     ) -> Response:
         """Finds tools by what they do."""
         parts, principal = parts_of(request), principal_of(request, user_id, level)
-        view = parts.core.view
+        view = parts.core.catalog.view
         revision = (view.revision, role, user_id if view.permissions else "", level, principal.identity.scopes)
         tools = [listing.tool for listing in view.listings(role or None, user_id, level, principal=principal)]
         indexes = parts.core.rooms.provider(IndexCache)

@@ -33,7 +33,7 @@ class ModelsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.indexes = IndexCache(core.embedder)
+        self.indexes = IndexCache(core.program.embedder)
         # The schema names the modes of this bus. The arguments are checked by the search itself, whose errors say
         # how a missing mode is installed.
         declare = llm_tool(
@@ -82,12 +82,12 @@ class ModelsRoom(Room):
         principal = principal_of(scope)
         # The same key as that of a search over HTTP without a role, so that both use one index.
         catalog = (
-            self.core.view.revision,
+            self.core.catalog.view.revision,
             "",
-            user_id if self.core.view.permissions else "",
+            user_id if self.core.catalog.view.permissions else "",
             level,
             principal.identity.scopes,
         )
-        tools = [listing.tool for listing in self.core.view.listings(None, user_id, level, principal=principal)]
+        tools = [listing.tool for listing in self.core.catalog.view.listings(None, user_id, level, principal=principal)]
         index = self.indexes.index_of(catalog, tools)
         return index.search(query, **options)

@@ -1,4 +1,4 @@
-"""Implements ``toolbus logs``: prints the output of plugins, on whatever machine they run, and follows it."""
+"""Implements ``toolbus logs``, the output of plugins on whatever machine they run, and ``toolbus dev log-level``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption
-from toolbus.cli.call_command import call_bus_tool, show
+from toolbus.cli.call_command import Steps, call_bus_tool, operator, show
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
@@ -162,3 +162,50 @@ def _row(row: Mapping[str, Any]) -> Sequence[str]:
         str(row.get("source", "")),
         str(row.get("last_exit") or "-"),
     )
+
+
+# -- the log of the bus --------------------------------------------------------------------------------------------
+
+LOG_LEVEL_EPILOG = epilog(
+    (
+        "toolbus dev log-level",
+        "toolbus dev log-level toolbus.calls debug --for 60",
+        "toolbus dev log-level toolbus.calls back",
+    ),
+    """
+    Only loggers of toolbus can be changed: toolbus, and those below it. A changed level goes back by itself, at the
+    latest when the bus stops; `back` puts it back at once. The levels of `toolbus serve --log-level` stay.
+    """,
+    "0 done, 1 the bus refused (the logger or level is unknown, for example), 2 wrong usage, 3 no bus found.",
+)
+_BACK = "back"
+
+
+@operator
+def log_level(
+    logger: Annotated[str | None, typer.Argument(metavar="[LOGGER]", help="The logger, such as toolbus.calls.")] = None,
+    level: Annotated[
+        str | None, typer.Argument(metavar="[LEVEL]", help="debug, info, warning, error; or back, the level before.")
+    ] = None,
+    *,
+    seconds: Annotated[float, typer.Option("--for", metavar="SECONDS", help="How long.")] = 600.0,
+) -> Steps:
+    """Show the levels of the bus's log, or change one for a while."""
+    if logger is not None and level is None:
+        terminal.fail("a logger needs a level: debug, info, warning, error or back", terminal.USAGE)
+    request: dict[str, Any] = {}
+    if logger is not None and level is not None:
+        request = {"logger": logger, "level": "" if level.lower() == _BACK else level.lower(), "seconds": seconds}
+    answer = yield "log_level", request
+    top = logger or "toolbus"
+
+    def show() -> None:
+        rows = []
+        for name, shown in answer["levels"].items():
+            if name == top or name.startswith(f"{top}."):
+                changed = answer["changed"].get(name)
+                back = f"{changed['before'] or 'as above it'} in {changed['seconds']:g} s" if changed else "-"
+                rows.append((name, shown, back))
+        terminal.print_table(("LOGGER", "LEVEL", "GOES BACK TO"), rows)
+
+    yield show

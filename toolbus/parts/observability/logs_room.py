@@ -319,7 +319,7 @@ class LogsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._outputs = PluginOutputs(core.registry, self._call, self._own)
+        self._outputs = PluginOutputs(core.catalog.registry, self._call, self._own)
         self._levels = LogLevels(_later)
         self._draining = asyncio.Event()  # set once the bus shuts down
 
@@ -329,7 +329,7 @@ class LogsRoom(Room):
 
     async def start(self) -> None:
         """Begins to note slow calls."""
-        self.core.dispatcher.slow_calls.watch(self.core.config.slow_seconds, _later)
+        self.core.calls.dispatcher.slow_calls.watch(self.core.config.slow_seconds, _later)
 
     async def drain(self) -> None:
         """Ends requests that wait for output, which would hold the shutdown up."""
@@ -343,7 +343,7 @@ class LogsRoom(Room):
         yield from self.core.rooms.providers(OwnOutput)
 
     async def _call(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result:
-        return await self.core.local.call(name, arguments, timeout=timeout)
+        return await self.core.program.local.call(name, arguments, timeout=timeout)
 
     @llm_tool(
         description="Shows which plugins have output, wherever they run; with a plugin its newest lines, or those "
@@ -438,12 +438,12 @@ class LogsRoom(Room):
         The answer is `slow_seconds` (0: none is noted), `count` since the start of the bus, and `calls`: call_id, id,
         tool, source, identity, caller, seconds, ended (seconds since the epoch), outcome, and trace_id if there is one.
         """
-        slow = self.core.dispatcher.slow_calls
+        slow = self.core.calls.dispatcher.slow_calls
         calls = slow.slowest(limit, time.monotonic() - RECENT_SECONDS)
         return {
             "slow_seconds": self.core.config.slow_seconds,
             "count": slow.count,
-            "calls": [each.described(self.core.records.began) for each in calls],
+            "calls": [each.described(self.core.calls.records.began) for each in calls],
         }
 
 

@@ -49,7 +49,7 @@ class BusMetrics:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def _calls(self) -> Iterator[Family]:
-        core, metrics = self._core, self._core.metrics
+        core, metrics = self._core, self._core.calls.metrics
         tools = metrics.with_series()
         shown: list[tuple[CallCounts, Snapshot]] = [(counts, counts.series) for counts in tools]
         shown += ((counts, counts) for counts in (metrics.others, metrics.unknown) if counts.calls)
@@ -64,20 +64,22 @@ class BusMetrics:
         yield Family("toolbus_calls", "counter", "Calls that ended, by tool and by how they ended.", ended)
         text = "How long callers waited for calls that were sent; sampled where many end in one message."
         yield Family("toolbus_call_duration_seconds", "histogram", text, durations)
-        in_flight, stuck = core.dispatcher.in_flight.count_by_source(MAX_CALLS)
-        if rest := core.dispatcher.in_flight.active - in_flight.total():
+        in_flight, stuck = core.calls.dispatcher.in_flight.count_by_source(MAX_CALLS)
+        if rest := core.calls.dispatcher.in_flight.active - in_flight.total():
             in_flight[OTHER] += rest
         yield _gauge("toolbus_calls_in_flight", "Calls whose callers wait, by the tool's source.", _top(in_flight))
         text = "Calls that ended for their callers and that their handlers have not confirmed, by source."
         yield _gauge("toolbus_calls_stuck", text, _top(stuck))
-        yield _counter("toolbus_late_results", "Results that came after their calls had ended.", core.records.late)
+        yield _counter(
+            "toolbus_late_results", "Results that came after their calls had ended.", core.calls.records.late
+        )
         refused = [Sample(number, {"why": outcome_of(code)}) for code, number in sorted(metrics.refused.items())]
         yield Family("toolbus_refused", "counter", "Calls that were not sent, by the code of the error.", refused)
 
     def _exemplars(self, counts: CallCounts) -> dict[int, Exemplar] | None:
         if not counts.exemplars:
             return None
-        began = self._core.records.began
+        began = self._core.calls.records.began
         exemplars: dict[int, Exemplar] = {}
         for trace_id, seconds, ended in sorted(counts.exemplars.values(), key=lambda each: each[2]):
             index = next((index for index, bound in enumerate(BOUNDS) if seconds <= bound), len(BOUNDS))
@@ -88,7 +90,7 @@ class BusMetrics:
 
     def _catalog(self) -> Iterator[Family]:
         core = self._core
-        registry, presence = core.registry, core.presence
+        registry, presence = core.catalog.registry, core.sessions.presence
         states = Counter(dict.fromkeys(STATES, 0))
         states.update(map(state_of, presence.sessions.values()))
         yield _gauge("toolbus_sessions", "Sessions of peers, by state.", _by("state", states))
@@ -102,7 +104,7 @@ class BusMetrics:
 
     def _streams(self) -> Iterator[Family]:
         core = self._core
-        traffic, sessions = core.presence.traffic, core.presence.sessions
+        traffic, sessions = core.sessions.presence.traffic, core.sessions.presence.sessions
         frames, items = (
             {"in": traffic.frames_in, "out": traffic.frames_out},
             {"in": traffic.items_in, "out": traffic.items_out},
@@ -110,7 +112,9 @@ class BusMetrics:
         yield Family("toolbus_frames", "counter", "Messages on streams.", _by("direction", frames))
         text = "Calls and results in the messages of streams."
         yield Family("toolbus_frame_items", "counter", text, _by("direction", items))
-        yield _gauge("toolbus_held_bytes", "Bytes of arguments of calls in flight.", core.dispatcher.in_flight.held)
+        yield _gauge(
+            "toolbus_held_bytes", "Bytes of arguments of calls in flight.", core.calls.dispatcher.in_flight.held
+        )
         pool = next((peer.outbox.pool for peer in sessions.values()), None)
         yield _gauge("toolbus_waiting_bytes", "Bytes that peers have not read yet.", pool.bytes if pool else 0)
         yield _gauge("toolbus_watchers", "Who follows changes of the catalog over HTTP.", core.signals.watching)
@@ -120,9 +124,9 @@ class BusMetrics:
     def _loop(self) -> Iterator[Family]:
         core = self._core
         yield Family("toolbus_build", "info", "The version of toolbus.", [Sample(1, {"version": VERSION})])
-        yield _gauge("toolbus_loop_lag_seconds", "How late the bus's clock ticked last.", core.stalls.lag)
+        yield _gauge("toolbus_loop_lag_seconds", "How late the bus's clock ticked last.", core.program.stalls.lag)
         text = "Time of the sweeps that end calls whose deadlines have passed."
-        sweeps = core.metrics.sweeps
+        sweeps = core.calls.metrics.sweeps
         yield Family(
             "toolbus_sweep_seconds", "summary", text, [Durations(_NO_LABELS, (), sweeps.count, sweeps.seconds)]
         )
@@ -134,17 +138,17 @@ class BusMetrics:
 
     def _identities(self) -> Iterator[Family]:
         core = self._core
-        calls, limited = core.metrics.identity_calls, core.metrics.identity_limited
+        calls, limited = core.calls.metrics.identity_calls, core.calls.metrics.identity_limited
         yield Family(
             "toolbus_identity_calls", "counter", "Calls that were sent for an identity.", _top(calls, "identity")
         )
         text = "Calls of an identity that its quota refused."
         yield Family("toolbus_identity_limited", "counter", text, _top(limited, "identity"))
-        if core.keyring is None:
+        if core.sessions.keyring is None:
             return
         now = time.time()
         left: dict[str, float] = {}  # of the key that lasts longest
-        for key in core.keyring.keys.values():
+        for key in core.sessions.keyring.keys.values():
             if not key.revoked:
                 left[key.identity] = max(left.get(key.identity, 0.0), key.expires - now)
         finite = {name: round(max(0.0, seconds), 1) for name, seconds in left.items() if seconds < float("inf")}
@@ -217,7 +221,7 @@ class MetricsRoom(Room):
         """Adds the path."""
         config = self.core.config
         if config.metrics and (config.http != "off" or config.https is not None):
-            self.core.web.add(PATH, self._serve)
+            self.core.rooms.web.add(PATH, self._serve)
 
     async def start(self) -> None:
         """Begins to drop tools that left the catalog."""
@@ -252,7 +256,7 @@ class MetricsRoom(Room):
         while True:
             await asyncio.sleep(FORGET_SECONDS)
             try:
-                self.core.metrics.forget(time.monotonic(), self.core.registry.has)
+                self.core.calls.metrics.forget(time.monotonic(), self.core.catalog.registry.has)
             except Exception:
                 log.exception("a fault of the bus while it looked for tools that left the catalog")
 

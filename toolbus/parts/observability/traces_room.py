@@ -46,8 +46,8 @@ class TracesRoom(Room):
             from toolbus.parts.observability.span_export import SpanExport
 
             self._export = SpanExport(
-                *(config.url, VERSION, self.core.presence.handshake.boot_id),
-                collect_seconds=self.core.timings.span_seconds,
+                *(config.url, VERSION, self.core.sessions.presence.handshake.boot_id),
+                collect_seconds=self.core.program.timings.span_seconds,
             )
         except ImportError as missing:
             raise SetupError(
@@ -60,11 +60,11 @@ class TracesRoom(Room):
             log.warning("calls are not traced: the exporter does not start with %s: %s", read, why)
             return
         self._export.start()
-        self.core.dispatcher.traces.start(self._export.take, ratio=config.trace_ratio, most=config.trace_most)
+        self.core.calls.dispatcher.traces.start(self._export.take, ratio=config.trace_ratio, most=config.trace_most)
         log.info("traces go to %s", mask(config.url))
 
     async def stop(self) -> None:
         """Exports the queued spans, for a short time."""
         if self._export is not None:
-            self.core.dispatcher.traces.stop()
+            self.core.calls.dispatcher.traces.stop()
             await asyncio.to_thread(self._export.stop)

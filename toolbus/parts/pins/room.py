@@ -48,13 +48,13 @@ class PluginApprover:
         """Returns the fingerprints of a pinned source, after its refused tools were reviewed again."""
         if self._pins.pin_of(source) is None:
             return None
-        self._core.presence.approved(source)  # of two sessions one may have declared what is trusted since
+        self._core.sessions.presence.approved(source)  # of two sessions one may have declared what is trusted since
         return self._pins.known(source)
 
     async def approve(self, source: str, subjects: Collection[str]) -> None:
         """Trusts the pending declarations of some subjects, and offers the tools that were refused for them."""
         self._pins.approve(source, subjects)
-        self._core.presence.approved(source)
+        self._core.sessions.presence.approved(source)
 
     def tool_of(self, subject: str) -> str:
         """Returns the name of a tool, without its role."""
@@ -68,7 +68,7 @@ class PinsRoom(Room):
         super().__init__(core)
         self._pins = Pins(core.config.part(PinSettings).pins, core.audit)
         self._plugins = PluginApprover(core, self._pins)
-        core.presence.review.pin_by(self._pins)
+        core.sessions.presence.review.pin_by(self._pins)
         self._approving = asyncio.Lock()
 
     def tools(self) -> Iterable[Callable[..., Any]]:
@@ -77,7 +77,7 @@ class PinsRoom(Room):
 
     async def open(self) -> None:
         """Restores the fingerprints of pinned sources, and persists those to come."""
-        self._pins.open(self.core.store)
+        self._pins.open(self.core.program.store)
 
     @llm_tool(
         description="Shows what sources (plugins that the configuration pins, mounted MCP servers) declare otherwise "

@@ -20,7 +20,7 @@ class TasksRoom(Room):
         super().__init__(core)
         self.manager = TaskManager(core.config.part(TaskSettings).background_after_seconds)
         self._tools = TaskTools(self.manager).tools()
-        core.dispatcher.deadlines.hand_over_to(self.manager)
+        core.calls.dispatcher.deadlines.hand_over_to(self.manager)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the tools for tasks."""
@@ -40,8 +40,8 @@ class TasksRoom(Room):
 
     async def open(self) -> None:
         """Restores the stored tasks, and persists those to come."""
-        if self.core.store.persistent:
-            self.manager.persist_in(self.core.store)
+        if self.core.program.store.persistent:
+            self.manager.persist_in(self.core.program.store)
 
     async def stop(self) -> None:
         """Ends every task; clients that wait for one are answered."""

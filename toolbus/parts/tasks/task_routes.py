@@ -19,10 +19,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.catalog.policy import MAX_USER
 from toolbus.bus.gateway.call_response import describe_raw_result
-from toolbus.bus.gateway.contract_models import Invoked, Problem, Text, check_callback_url
+from toolbus.bus.gateway.contract_models import Invoked, Problem, Text, UserId, check_callback_url
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, disconnected_response, event, unless_disconnected
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
-from toolbus.bus.gateway.host_models import UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS, refuse_own_address
 from toolbus.common.text import quote
@@ -139,7 +138,7 @@ def _lists(routes: APIRouter) -> None:
         What ended before is listed. The stream ends with the bus.
         """
         parts = parts_of(request)
-        return EventStream(_follow(parts, task_owner(request, user_id)), parts.core.timings.ping_seconds)
+        return EventStream(_follow(parts, task_owner(request, user_id)), parts.core.program.timings.ping_seconds)
 
 
 def _one(routes: APIRouter) -> None:

@@ -218,7 +218,7 @@ async def test_a_cookie_is_worth_nothing_to_another_page(house: House) -> None:
             for method, path in (("GET", STREAM), ("GET", "/api/tools"), ("POST", "/api/bus/drain")):
                 refused = await browser.request(method, path, headers=headers)
                 assert refused.status_code == 403, (method, path, headers)
-        assert not house.bus.core.presence.draining
+        assert not house.bus.core.sessions.presence.draining
 
 
 async def test_who_may_not_read_calls_gets_no_code_and_without_a_key_nothing_but_files_is_served(house: House) -> None:

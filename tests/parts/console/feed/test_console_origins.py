@@ -45,7 +45,7 @@ async def test_a_page_of_another_origin_or_port_neither_reads_digests_nor_admini
         for headers, (method, path) in itertools.product(FOREIGN, GUARDED):
             refused = await client.request(method, path, json={} if method == "POST" else None, headers=headers)
             assert refused.status_code == 403, (path, headers)
-        assert not bus.core.presence.draining
+        assert not bus.core.sessions.presence.draining
 
 
 async def test_a_browser_may_open_the_page_but_nothing_can_frame_it() -> None:

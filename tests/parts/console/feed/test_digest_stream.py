@@ -110,7 +110,7 @@ async def test_sessions_and_sources_come_change_and_go() -> None:
 
 async def test_a_source_shows_the_end_of_its_grace_period_and_that_it_may_not_offer_tools() -> None:
     async with console_bus(grace_seconds=60.0) as (bus, client):
-        presence = bus.core.presence
+        presence = bus.core.sessions.presence
         plugin = Plugin("weather", address=bus.grpc_addresses[0])
 
         @plugin.tool
@@ -126,7 +126,7 @@ async def test_a_source_shows_the_end_of_its_grace_period_and_that_it_may_not_of
             assert (row["state"], row["tools"], "offline_since" in row) == ("attached", 0, False)
             bus.grant("weather")
             await plugin.ready()
-            await until(lambda: "weather" in bus.core.registry.sources(), "its tools to be back")
+            await until(lambda: "weather" in bus.core.catalog.registry.sources(), "its tools to be back")
             presence.draining = True  # nobody can attach
             presence.end(next(iter(presence.by_source["weather"].values())), "it is lost", time.monotonic())
             while row["state"] != "offline":

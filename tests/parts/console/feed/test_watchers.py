@@ -23,7 +23,7 @@ from toolbus.sdk import llm_tool
 
 
 def feed_of(bus: Bus) -> DigestFeed:
-    return DigestFeed(bus.core.records, bus.core.metrics, Readings(bus.core, dict, 0.0), TIMINGS)
+    return DigestFeed(bus.core.calls.records, bus.core.calls.metrics, Readings(bus.core, dict, 0.0), TIMINGS)
 
 
 async def test_all_who_watch_get_the_same_bytes() -> None:
@@ -77,7 +77,7 @@ async def test_who_falls_behind_begins_anew() -> None:
 async def test_a_client_that_takes_no_bytes_is_cut_off() -> None:
     async with console_bus() as (bus, _):
         feed = feed_of(bus)
-        app = ConsoleApp(Path(), feed, Logins(bus.core.doorman, None), bus.core.audit, "", send_seconds=0.05)
+        app = ConsoleApp(Path(), feed, Logins(bus.core.sessions.doorman, None), bus.core.audit, "", send_seconds=0.05)
         scope = {"type": "http", "method": "GET", "path": STREAM_PATH, "scheme": "http", IDENTITY: LOCAL}
 
         async def receive() -> Any:
@@ -107,7 +107,7 @@ async def test_a_wait_for_a_digest_does_not_delay_the_shutdown() -> None:
     async with console_bus() as (bus, _):
         known = (await bus.call("toolbus:digest")).output["number"]
         waiting = asyncio.ensure_future(bus.call("toolbus:digest", {"since": known, "wait_seconds": 60}))
-        await until(lambda: bus.core.dispatcher.in_flight.active)
+        await until(lambda: bus.core.calls.dispatcher.in_flight.active)
         await bus.drain(30)
         assert (await within(waiting)).output["draining"]
 
@@ -156,7 +156,7 @@ async def test_requests_for_digests_are_not_news_in_the_next_one() -> None:
         for _ in range(3):
             first = (await bus.call("toolbus:digest", {"since": first["number"]})).output
             assert [row[1] for row in first["tools"]] == []
-        assert bus.core.metrics.of("toolbus", "toolbus:digest") is None
+        assert bus.core.calls.metrics.of("toolbus", "toolbus:digest") is None
 
 
 async def _to_the_end(stream: AsyncIterator[Frame]) -> None:
@@ -179,7 +179,7 @@ class _FaultyReadings(Readings):
 async def test_after_a_digest_that_failed_watchers_begin_anew_and_miss_nothing() -> None:
     async with console_bus() as (bus, _):
         readings = _FaultyReadings(bus.core, dict, 0.0)
-        feed = DigestFeed(bus.core.records, bus.core.metrics, readings, TIMINGS)
+        feed = DigestFeed(bus.core.calls.records, bus.core.calls.metrics, readings, TIMINGS)
         stream = feed.stream()
         first = await within(anext(stream))
         readings.fails = True

@@ -103,6 +103,10 @@ async def test_what_is_not_there_is_refused_with_the_reason(bus: Bus) -> None:
 
 
 async def test_no_tool_of_the_bus_takes_a_command(bus: Bus) -> None:
-    own = [listing.tool for listing in bus.core.view.listings(None) if listing.tool.name.startswith("toolbus:mount")]
+    own = [
+        listing.tool
+        for listing in bus.core.catalog.view.listings(None)
+        if listing.tool.name.startswith("toolbus:mount")
+    ]
     accepted = {name for tool in own for name in tool.parameters.get("properties", {})}
     assert accepted <= {"name", "tool", "expected"}

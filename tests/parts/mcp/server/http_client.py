@@ -118,7 +118,7 @@ class HttpClient:
     """A client of one profile."""
 
     def __init__(self, bus: Bus, path: str = "/mcp", identity: Identity = LOCAL) -> None:
-        application = bus.core.web.find("/mcp")
+        application = bus.core.rooms.web.find("/mcp")
         assert application is not None
         self.application = application
         self.path = path

@@ -169,7 +169,7 @@ async def test_a_profile_calls_on_behalf_of_its_user() -> None:
     async with serving(Profile(name="ann", user="ann", level=3)) as bus:
         offer(bus, "x", "hers")
         offer(bus, "x", "high", min_level=3)
-        bus.core.view.permit(AccessRules.read({"tools": {"x:hers": ["ann"]}}))
+        bus.core.catalog.view.permit(AccessRules.read({"tools": {"x:hers": ["ann"]}}))
         assert await HttpClient(bus).names() == []
         assert (await HttpClient(bus).call("x_hers")).error["code"] == McpCode.INVALID_PARAMS
         ann = HttpClient(bus, "/mcp/ann")

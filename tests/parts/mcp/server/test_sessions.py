@@ -264,7 +264,7 @@ async def test_streams_that_wait_for_changes_end_properly_before_the_bus_stops(t
 
         await listening.told(2)
         await standing.told(1)
-        bus.core.presence.draining = True  # as a plugin that leaves at a drain sees it
+        bus.core.sessions.presence.draining = True  # as a plugin that leaves at a drain sees it
         assert bus.remove_tool("add")
         await asyncio.sleep(5 * COALESCE_SECONDS)
         bus.core.signals.close()

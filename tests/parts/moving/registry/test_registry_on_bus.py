@@ -244,6 +244,7 @@ async def test_a_call_that_takes_long_becomes_a_task_of_the_bus() -> None:
         assert registry.task_manager is bus.tasks
         task_id = json.loads(await within(registry.call("waits", {}, "ann")))["task_id"]
         held.release()
+        assert bus.tasks is not None
         task = await within(bus.tasks.await_result(task_id, user_id="ann"))
         assert task is not None
         assert task.text == "released"

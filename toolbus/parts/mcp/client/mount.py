@@ -157,7 +157,7 @@ class Mount:
         timings: MountTimings | None = None,
     ) -> None:
         self.entry = entry
-        self.handler = MountHandler(entry, core.dispatcher, self)
+        self.handler = MountHandler(entry, core.calls.dispatcher, self)
         self.features = MountFeatures(entry, self.connected, self.wake)
         self.offer = MountOffer(entry, self.handler, self.features, manifest, core)
         self.state = MountState.STOPPED

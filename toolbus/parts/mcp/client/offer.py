@@ -148,20 +148,20 @@ class MountOffer:
         """Offers or withdraws the tools if the source's permission to offer tools has changed."""
         if self._peer is None or self._offered is None:
             return
-        if self._may_offer != self._core.policy.may_offer(self._entry.name):
+        if self._may_offer != self._core.catalog.policy.may_offer(self._entry.name):
             self._put(self._peer, self.lists)
 
     def withdraw(self) -> None:
         """Withdraws everything at once."""
         self._offered = None
-        self._core.registry.withdraw(self._handler)
+        self._core.catalog.registry.withdraw(self._handler)
         self._all_features.remove(self._entry.name)
         self._announce()
 
     def take_offline(self, why: str) -> None:
         """Takes the tools offline; they hold their places for the grace period."""
         self._offered = None
-        self._core.registry.lose(self._handler, why, time.monotonic())
+        self._core.catalog.registry.lose(self._handler, why, time.monotonic())
         self._all_features.remove(self._entry.name)
         self._announce()
 
@@ -170,13 +170,15 @@ class MountOffer:
         tools = lists.get("tools", [])
         blocked = self._review(peer, lists, trusts_first=trusts_first)
         self._peer, self.lists = peer, lists
-        self._may_offer = self._core.policy.may_offer(entry.name)
+        self._may_offer = self._core.catalog.policy.may_offer(entry.name)
         if not self._may_offer:
             self.declared = Declared(left=(Left("all", f"source {entry.name!r} may not offer tools: grant it"),))
             tools = []
         key = (tools, blocked, frozenset(self._broken))
         if self._offered is None or self._offered != key:
-            self.declared = tools_of(entry, tools, self._core.limits, blocked, self._broken) if tools else self.declared
+            self.declared = (
+                tools_of(entry, tools, self._core.config.limits, blocked, self._broken) if tools else self.declared
+            )
             self._register()
             self._offered = key
         prompts = [each for each in lists.get("prompts", ()) if _prompt_subject(each) not in blocked]
@@ -195,11 +197,11 @@ class MountOffer:
         self._handler.names = dict(declared.server_names)
         self._handler.param_names = _marked(declared)
         self._handler.output_checkers = {
-            each.tool.name: compile_output_schema(each.tool.output_schema_json, self._core.limits)
+            each.tool.name: compile_output_schema(each.tool.output_schema_json, self._core.config.limits)
             for each in declared.compiled
             if each.tool.output_schema_json
         }
-        outcome = self._core.registry.register(self._handler, declared.compiled, qualified=True, declare=True)
+        outcome = self._core.catalog.registry.register(self._handler, declared.compiled, qualified=True, declare=True)
         if outcome.failed:
             left = (*declared.left, *(Left(name, why) for _, name, why in outcome.failed))
             self.declared = dataclasses.replace(declared, left=left)

@@ -118,7 +118,7 @@ class McpClientRoom(Room):
         from toolbus.parts.mcp.client.mounts import Mounts, open_remote
         from toolbus.parts.mcp.client.offer import MountManifest
 
-        manifest = MountManifest(self.core.store)
+        manifest = MountManifest(self.core.program.store)
         mounts = Mounts(self.core, manifest, partial(open_remote, self.core.config.data_dir))
         self._tools.follow(mounts, manifest)
         return mounts

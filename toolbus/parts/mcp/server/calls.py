@@ -58,7 +58,7 @@ class Calls:
         caller = self._callers.get(key)
         if caller is None:
             caller = self._callers[key] = LocalCaller(
-                profile.source, self._core.dispatcher, is_admin=profile.administers, identity=identity
+                profile.source, self._core.calls.dispatcher, is_admin=profile.administers, identity=identity
             )
         return caller
 
@@ -71,7 +71,7 @@ class Calls:
         if not _may_retry(result.error):
             return result
         end, attempt = loop.time() + seconds, 0
-        while (error := result.error) is not None and _may_retry(error) and not self._core.presence.draining:
+        while (error := result.error) is not None and _may_retry(error) and not self._core.sessions.presence.draining:
             pause = random.uniform(0.0, min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(attempt, 10)))
             pause = max(pause, error.retry_after_seconds)
             attempt += 1

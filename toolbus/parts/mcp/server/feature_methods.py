@@ -168,7 +168,7 @@ async def _ask(
     async def run(answers: Mapping[str, Json], state: str) -> bytes | Questions:
         params = fields | ({"inputResponses": answers} if answers else {})
         params |= {"requestState": state} if state else {}
-        return _write(request, await _first(request, providers, params, asker), server.core.limits)
+        return _write(request, await _first(request, providers, params, asker), server.core.config.limits)
 
     try:
         return await run_with_input(server, request, run)

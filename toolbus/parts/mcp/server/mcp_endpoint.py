@@ -104,7 +104,7 @@ class McpEndpoint:
 
     def __init__(self, server: McpServer) -> None:
         self._server = server
-        self._timings = server.core.timings
+        self._timings = server.core.program.timings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request."""

@@ -257,7 +257,7 @@ class Listings:
         """Returns the catalog of a profile's clients at the current revision."""
         key = (profile.name, modern, identity.scopes)
         catalog = self._catalogs.get(key)
-        if catalog is None or catalog.revision != self._core.view.revision:
+        if catalog is None or catalog.revision != self._core.catalog.view.revision:
             catalog = self._catalogs[key] = self._build(profile, identity, modern)
         return catalog
 
@@ -275,7 +275,7 @@ class Listings:
 
     def find(self, profile: Profile, identity: Identity, wire: str) -> TargetTool | None:
         """Returns the tool of a name towards clients; None if the client sees no such tool."""
-        revision = self._core.view.revision
+        revision = self._core.catalog.view.revision
         if self._targets_at != revision:
             self._targets.clear()
             self._targets_at = revision
@@ -294,12 +294,12 @@ class Listings:
             self.catalog(profile, identity, modern=True)  # assigns names to its tools
             name = self._names.listed_as(profile, wire)
         try:
-            entry = self._core.registry.find(name, profile.role) if name is not None else None
+            entry = self._core.catalog.registry.find(name, profile.role) if name is not None else None
         except UnknownRole:
             entry = None
         if entry is None or not profile.has(entry.name, entry.bare_name, entry.source):
             return None
-        if self._core.policy.hides(Principal(profile.source, identity=identity), entry, profile.level):
+        if self._core.catalog.policy.hides(Principal(profile.source, identity=identity), entry, profile.level):
             return None
         return TargetTool(entry.name, entry.tool, _marked(entry.tool))
 
@@ -310,14 +310,14 @@ class Listings:
                 yield profile, listing.tool.name
 
     def _build(self, profile: Profile, identity: Identity, modern: bool) -> Catalog:
-        revision = self._core.view.revision  # read first: a change meanwhile raises it
+        revision = self._core.catalog.view.revision  # read first: a change meanwhile raises it
         shown = self._shown(profile, identity)
         texts = {wire: self._text((profile.name, wire, modern), each.tool) for wire, each in shown.items()}
         return Catalog(revision, shown, hashlib.sha256(b"\n".join(texts.values())).digest(), Pages(texts))
 
     def _shown(self, profile: Profile, identity: Identity) -> dict[str, ToolListing]:
         principal = Principal(profile.source, is_admin=profile.administers, identity=identity)
-        view = self._core.view
+        view = self._core.catalog.view
         try:
             listings = view.listings(
                 profile.role or None, profile.user, profile.level, principal=principal, include_offline=True
@@ -337,7 +337,7 @@ class Listings:
 
     def _answers(self, profile: Profile, listing: ToolListing) -> bool:
         """Tells whether a call without a role reaches this listing, if several roles have a tool of its name."""
-        return self._core.registry.find(listing.tool.name, profile.role) in listing.entries
+        return self._core.catalog.registry.find(listing.tool.name, profile.role) in listing.entries
 
     def _text(self, key: tuple[str, str, bool], tool: Tool) -> bytes:
         cached = self._texts.get(key)

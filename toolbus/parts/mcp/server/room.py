@@ -54,7 +54,7 @@ class McpServerRoom(Room):
         config = self.core.config
         if not config.part(McpConfig).mcp.enabled:
             return
-        self.core.web.add(PATH, self._serve)
+        self.core.rooms.web.add(PATH, self._serve)
         if config.data_dir is not None and hasattr(socket, "AF_UNIX"):
             self._listener = PipeListener(config.data_dir, self._serve_pipe)
             try:

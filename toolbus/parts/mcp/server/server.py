@@ -54,7 +54,7 @@ class Returning:
 
     def may_have_missed(self, profile: Profile) -> bool:
         """Tells whether clients of a profile may know lists of an earlier run of this bus, which has ended just now."""
-        settled = time.monotonic() >= self._core.dispatcher.admission.settled_at
+        settled = time.monotonic() >= self._core.calls.dispatcher.admission.settled_at
         return not settled and self._names.had_names(profile)
 
     async def wait_for_lists(self, profile: Profile, identity: Identity, *, modern: bool) -> None:
@@ -76,7 +76,7 @@ class Returning:
 
     async def _wait(self, is_there: Callable[[], bool]) -> None:
         """Waits until a condition is true, at most until the bus has settled."""
-        while (seconds := self._core.dispatcher.admission.settled_at - time.monotonic()) > 0:
+        while (seconds := self._core.calls.dispatcher.admission.settled_at - time.monotonic()) > 0:
             changed = self._changed
             if is_there():
                 return
@@ -114,11 +114,11 @@ class McpServer:
         self.core = core
         self.settings = core.config.part(McpConfig).mcp
         self.sealer = Sealer.of(data_dir)
-        self.names = ToolNames(core.store)
+        self.names = ToolNames(core.program.store)
         self.listings = Listings(core, self.names, self.sealer)
         self.returning = Returning(core, self.names, self.listings)
         self.calls = Calls(core)
-        self.features = FeatureView(features_of(core), core.policy, self.names)
+        self.features = FeatureView(features_of(core), core.catalog.policy, self.names)
         self.sessions = Sessions(self.sealer)
         self.subscriptions = Subscriptions(core, self.listings, self.features)
         self._clients: NewestCache[bytes, ClientCapabilities] = NewestCache(MAX_CLIENTS)

@@ -176,7 +176,7 @@ class Subscriptions:
             for (source, _), watched in list(self._watched.items()):
                 watched.watch(providers.get(source))
         # While the bus shuts down, its tools leave to come back: clients that list then would find no bus.
-        if not self._listeners or self._core.presence.draining:
+        if not self._listeners or self._core.sessions.presence.draining:
             return
         self._dirty.add(kind)
         if self._timer is None:

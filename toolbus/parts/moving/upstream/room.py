@@ -38,14 +38,16 @@ class UpstreamRoom(Room):
 
         self._upstream = Upstream(
             url,
-            self.core.registry,
-            self.core.view,
+            self.core.catalog.registry,
+            self.core.catalog.view,
             callback_base=gateway.own_url.url.rstrip("/"),
             bus_id=self.core.config.bus_id,
             changed=self.core.signals.watch,
             on_warning=self.core.signals.catalog_changed,
-            on_roles=self.core.roles.from_upstream,
-            ownership_file=StoredOwnership(self.core.store, url) if self.core.store.persistent else None,
+            on_roles=self.core.catalog.roles.from_upstream,
+            ownership_file=StoredOwnership(self.core.program.store, url)
+            if self.core.program.store.persistent
+            else None,
         )
 
     async def start(self) -> None:
