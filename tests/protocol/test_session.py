@@ -229,6 +229,30 @@ def test_waiting_bytes_tell_what_waits_and_return_to_nothing(steps: list[tuple[s
     assert outbox.waiting_bytes == 0
 
 
+class Weightless:
+    """A frame of which nobody may ask how many bytes it has."""
+
+    def __init__(self) -> None:
+        self.calls = self.results = self
+
+    def add(self) -> None:
+        """Takes an item."""
+
+
+def test_the_backlog_is_told_without_a_look_at_what_waits_and_is_about_that_or_more() -> None:
+    outbox: Outbox[Any] = Outbox(Weightless)
+    assert outbox.backlog == 0
+    for number in range(1, 50):
+        outbox.room(100)
+        assert outbox.backlog == number * outbox.least
+    real = live().outbox
+    for size in (1, 100_000, 700_000, 700_000, 5):
+        put(real, size, str(size))
+        assert real.backlog + KIB >= real.waiting_bytes
+    frames(real)
+    assert real.backlog == 0
+
+
 def test_an_outbox_above_its_limit_is_reported_and_discarding_empties_it() -> None:
     outbox = live().outbox
     outbox.max_bytes = 3 * MIB

@@ -152,8 +152,13 @@ class Outbox(Generic[Frame]):
         return bool(self._frames)
 
     @property
+    def backlog(self) -> int:
+        """About how many bytes wait, in constant time: the open frame counts with what its items have taken of it."""
+        return self._sealed_bytes + (self.frame_bytes - max(self.space, 0) if self._frames else 0)
+
+    @property
     def waiting_bytes(self) -> int:
-        """Bytes in all frames not yet taken."""
+        """Bytes in all frames not yet taken; looks at all that is in the open one."""
         return self._sealed_bytes + (self._frames[-1][0].ByteSize() if self._frames else 0)
 
     def limit_frames(self, largest: int) -> None:

@@ -69,6 +69,20 @@ def test_a_watcher_that_reads_slowly_gets_all_changes_at_once_later() -> None:
     assert len(names) > 50
 
 
+def test_a_watcher_that_does_not_read_costs_no_more_than_one_that_does_however_many_changes_come() -> None:
+    core = Core()
+    watcher = core.attached("watcher", subscribe=CATALOG)
+    watcher.written()
+    for number in range(2_000):
+        core.registry.register(core.peer("p"), offered(tool(f"t{number}")))
+        core.presence.watchers.notify()
+    events = watcher.read("events")
+    assert len(events) < 100  # then it gets all that came, at once
+    core.presence.watchers.notify()
+    (last,) = watcher.read("events")
+    assert len(events) + len(last.catalog.added) == 2_000
+
+
 # -- the catalog, by unary requests --------------------------------------------------------------------------------
 
 

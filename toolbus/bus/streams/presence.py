@@ -75,7 +75,7 @@ class CatalogWatchers:
 
     def _notify(self, peer: Peer, revision: int) -> None:
         known, before = self._known[peer]
-        if known == revision or peer.outbox.waiting_bytes > catalog_messages.EVENT_BYTES:
+        if known == revision or peer.outbox.backlog > catalog_messages.EVENT_BYTES:
             return
         missed = self._missed(known, before, revision, peer.principal)
         self._known[peer] = revision, peer.principal.identity.scopes
