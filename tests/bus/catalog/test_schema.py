@@ -38,6 +38,48 @@ def fault_of(schema: Any, limits: Limits = LIMITS) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {f"p{size}": {"pattern": r"^[\p{L}\p{N}]" + f"{{{size}}}"} for size in range(900, 1000)}},
+        {"properties": {"a": {"pattern": r"^((\p{L}{10}){10}){100}$"}}},
+        {"properties": {"a": {"pattern": r"^\P{Lu}{2,9000}"}}},
+        {"properties": {"a": {"pattern": r"[^a-c]{99999}"}}},
+        {"patternProperties": {r"^\p{L}{1000}$": {}}},
+        {"$defs": {"x": {"properties": {"a": {"pattern": r"(.{200}){200}"}}}}, "$ref": "#/$defs/x"},
+    ],
+)
+def test_patterns_that_take_long_to_compile_are_refused_before_they_are_compiled(
+    schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_patterns: list[str] = []
+
+    def compile_pattern(pattern: str) -> tuple[bool, str]:
+        compiled_patterns.append(pattern)
+        return False, ""
+
+    monkeypatch.setattr("toolbus.bus.catalog.schema._engine_for", compile_pattern)
+    assert "beyond what is compiled (150000 characters; a class such as \\p{L} counts as 500" in fault_of(schema)
+    assert len(compiled_patterns) <= 1
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^\p{L}{1,200}$",
+        r"^[\p{L}\p{M}' -]{1,100}$",
+        r"^[^\x00-\x1f]{1,4000}$",
+        r"^\w{1,10000}$",
+        r"^(\p{L}+ ?){1,50}$",
+        "é" * 500,
+    ],
+)
+def test_patterns_that_people_write_are_compiled(pattern: str) -> None:
+    checker = compiled({"properties": {"a": {"type": "string", "pattern": pattern}}})
+    assert not checker.warnings
+    assert not checker.is_valid({"a": ""})
+
+
 ACCEPTED: dict[str, tuple[Any, str, str]] = {
     "no rule at all": ({}, '{"a":1}', ""),
     "a reference in the document": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -43,6 +44,19 @@ def reviews(stream: StreamDouble) -> list[tuple[list[str], dict[str, str]]]:
 
 
 # -- one by one ------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_of_many_dear_schemas_is_compiled_up_to_a_bound_and_the_rest_is_refused_by_name() -> None:
+    core = Core()
+    text = json.dumps({"properties": {"a": {"pattern": r"^\p{L}{1,40}$"}}})
+    dear = [tool(f"dear{number}", parameters_json=text.replace("40", str(40 + number))) for number in range(50)]
+    stream = core.attached("plugin", *dear, tool("plain"))
+    (answer,) = stream.read("attached")
+    assert 30 < len(answer.registered) < 50
+    assert answer.registered[-1] != "plain"  # it comes after them; a request of its own takes it
+    refused = reasons(answer)
+    assert "dear49" in refused
+    assert "the most for one request: repeat classes with * or +" in refused["dear49"]
 
 
 def test_each_bad_tool_is_refused_with_its_own_reason_and_the_others_are_offered() -> None:

@@ -32,6 +32,11 @@ class CompiledTool:
     warnings: tuple[str, ...] = ()  # what the normal form reads otherwise than it is declared
     output_checker: ArgumentChecker | None = None  # None: results are not checked
 
+    @property
+    def compile_cost(self) -> int:
+        """What the patterns of its schemas took to compile, see `ArgumentChecker`."""
+        return sum(each.compile_cost for each in (self.checker, self.output_checker) if each is not None)
+
 
 def compile_tool(tool: Tool, limits: Limits, *, checks_arguments: bool = True, qualified: bool = False) -> CompiledTool:
     """Compiles one tool.

@@ -38,6 +38,9 @@ IN_PLACE_DEPTH = 32  # steps at one place of the arguments; `unevaluated…` tak
 RECURSION_COST = 60  # a reference back to a schema that is being checked is looked up in a table: 0.5 to 4 µs
 BACKTRACKS = 10_000  # of a pattern with look-around: 0.3 to 2 ms for a text of 1,000 characters
 CERTAINLY_SMALL = 1_000  # states and characters of a pattern: one that does not compile is misspelt, not too large
+COMPILE_STATES = 150_000  # of all patterns of one schema, their classes by what they take: 0.1 to 0.3 s to compile
+# What a part of a pattern takes to compile, in plain characters (1 µs): any but some, a class of Unicode.
+ANY_BUT, UNICODE_CLASS = 10, 500
 BACKTRACK_STATES = 8_000  # what such a pattern counts as: it reads 7,500 characters a check, in 0.2 s at worst
 
 PatternEngine = jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
@@ -78,7 +81,9 @@ _ANNOTATIONS = {
 }
 _MAPS = {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
 _INDEX = re.compile(r"[0-9]{1,6}")
-_PATTERN_PART = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?P<to>,(?P<most>\d*))?\}|.", re.DOTALL)
+_PATTERN_PART = re.compile(
+    r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?P<to>,(?P<most>\d*))?\}|.", re.DOTALL
+)
 
 
 class Edge(NamedTuple):
@@ -138,6 +143,7 @@ class Graph:
         self._dynamic: dict[str, list[dict[str, Any]]] = {}
         # Pattern → whether it needs the engine that backtracks, and why neither compiles it; "" if one does.
         self._engines: dict[str, tuple[bool, str]] = {}
+        self.compile_cost = 0  # of all patterns so far, see `COMPILE_STATES`
         self.unchecked: list[str] = []
         version = draft_of(root) or 2020
         self.draft = _VALIDATORS[version]
@@ -321,6 +327,13 @@ class Graph:
 
     def _weigh_pattern(self, node: Node, keyword: str, pattern: str) -> None:
         if pattern not in self._engines:
+            self.compile_cost += _states(pattern, _compile_cost)
+            if self.compile_cost > COMPILE_STATES:  # before it is compiled: nothing stops that
+                raise SchemaFault(
+                    f"schema at {pointer([*node.place, keyword])}: {show(pattern)} takes the patterns of this schema "
+                    f"beyond what is compiled ({COMPILE_STATES} characters; a class such as \\p{{L}} counts as "
+                    f"{UNICODE_CLASS}, times its repetitions): shorten it, or repeat with + and use maxLength"
+                )
             self._engines[pattern] = _engine_for(pattern)
         backtracks, reason = self._engines[pattern]
         if not reason:
@@ -465,7 +478,17 @@ def _engine_for(pattern: str) -> tuple[bool, str]:
     return False, reason
 
 
-def _states(pattern: str) -> int:
+def _compile_cost(part: str) -> int:
+    """Estimates what a part of a pattern takes to compile, in plain characters."""
+    if part[0] == "[":
+        classes = part.count("\\p") + part.count("\\P")
+        return UNICODE_CLASS * classes + max(len(part) // 3, ANY_BUT * part.startswith("[^"), 1)
+    if part[:2] in ("\\p", "\\P"):
+        return UNICODE_CLASS
+    return ANY_BUT if part in (".", "\\S", "\\D", "\\W") else 1
+
+
+def _states(pattern: str, weigh: Callable[[str], int] = lambda part: 1) -> int:
     """Estimates the states of a pattern: its parts, times its counted repetitions."""
     groups = [[0, 0]]  # for each open group: states so far, and those of its last part
     for match in _PATTERN_PART.finditer(pattern):
@@ -481,8 +504,8 @@ def _states(pattern: str) -> int:
             group[0] += group[1] * max(times - 1, 0)
             group[1] *= max(times, 1)
         elif part not in "*+?|^$":
-            group[0] += 1
-            group[1] = 1
+            group[1] = weigh(part)
+            group[0] += group[1]
     return sum(total for total, _ in groups)
 
 
@@ -552,6 +575,7 @@ class ArgumentChecker:
         text: the schema as it is checked: its normal form (`toolbus.protocol.json_schema`), without what cannot be
             checked.
         warnings: what was read otherwise than it is written, or is not checked: a sentence each, for operators.
+        compile_cost: what its patterns took to compile, see `COMPILE_STATES`.
         has_integers: whether the schema asks for integers somewhere.
         load: parses arguments for this schema; exactly if the value of a wide integer can matter to it. Raises
             ValueError also where a whole number may be written as a fraction and the schema has integers.
@@ -575,7 +599,7 @@ class ArgumentChecker:
             "noun",
             "passes",
         ),
-        *("text", "warnings"),
+        *("compile_cost", "text", "warnings"),
     )
 
     def __init__(
@@ -589,6 +613,7 @@ class ArgumentChecker:
         noun: str = ARGUMENTS,
     ) -> None:
         self.noun = noun  # what it checks, as its texts name it
+        self.compile_cost = 0
         self._validator = validator
         self._size = size
         self.warnings = warnings
@@ -830,7 +855,9 @@ def _compile(text: str, limits: Limits, noun: str = ARGUMENTS, *, fills_defaults
             'schema at #: it accepts no JSON object, but arguments are always one: declare "type": "object"'
         )
     defaults, unfit = defaults_of(schema) if fills_defaults else (None, [])
-    return ArgumentChecker(validator, size, text, limits, limited([*warnings, *unfit]), defaults, noun)
+    checker = ArgumentChecker(validator, size, text, limits, limited([*warnings, *unfit]), defaults, noun)
+    checker.compile_cost = graph.compile_cost
+    return checker
 
 
 def _read(text: str, limits: Limits) -> dict[str, Any]:

@@ -156,6 +156,11 @@ _CHANGED = {  # why refused tools are judged again
     Cause.LIMIT: "a limit changed",
     Cause.APPROVAL: "they were approved",
 }
+DEAR, DEAR_PATTERNS = 10_000, 1_000_000  # `compile_cost`: of a tool that counts, and of all such in a request
+_TOO_DEAR = (
+    f"the tools before it in this request have patterns that took {DEAR_PATTERNS} characters to compile, the most for "
+    "one request: repeat classes with * or + and bound the text with maxLength, or register it in a request of its own"
+)
 NOT_ALONE = "it is refused because another tool of the request is, and the request says all_or_none: fix that one"
 
 
@@ -265,8 +270,11 @@ class ToolReview:
         names, seen, new_roles = set(offered), set[tuple[str, str]](), set[str]()
         may_offer, believed = self._policy.may_offer(source), not self._policy.is_untrusted(source)
         beyond = set(identity.refused_offers(tool.name for tool in declared))
+        dear = 0
         for message in declared:
             try:
+                if dear > DEAR_PATTERNS:
+                    raise InvalidTool([f"tool {quote(message.name)}: {_TOO_DEAR}"])
                 self._check_permission(identity, source, message.name, may_offer=may_offer, beyond=beyond)
                 if (key := (message.name, message.role)) in seen:
                     raise declared_twice(message.name)
@@ -285,6 +293,7 @@ class ToolReview:
             else:
                 names.add(counted)
                 judgement.tools.append(tool)
+                dear += tool.compile_cost if tool.compile_cost > DEAR else 0
         if not (all_or_none and faults):
             faults += self._hold(source, declared, judgement)
         if not all_or_none:
