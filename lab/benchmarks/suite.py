@@ -159,7 +159,10 @@ SUITES = {
         Suite(
             name="sdk",
             contestants=contestants.SDK,
-            ratios=tuple((name, "bare") for name in contestants.SDK if name != "bare"),
+            ratios=(
+                *((name, "bare") for name in contestants.SDK if name != "bare"),
+                *((f"lane_{kind}", f"both_{kind}") for kind in ("plain", "async")),
+            ),
             in_flight=(1, 64, 512),
             charged="the bus",
             each_process=True,

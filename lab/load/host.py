@@ -302,4 +302,4 @@ def run(way: str, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], windows.options_of(__doc__).parse_args(sys.argv[2:]))
+    run(workload.choose_transport(sys.argv[1]), windows.options_of(__doc__).parse_args(sys.argv[2:]))

@@ -191,7 +191,7 @@ AS_AUTHORS = ("plain", "async")
 async def serve(options: argparse.Namespace) -> None:
     ran = Ran(options.ledger)
     try:
-        await WAYS[options.way](options, ran)
+        await WAYS[workload.choose_transport(options.way)](options, ran)
     finally:
         ran.write()
 
@@ -199,7 +199,7 @@ async def serve(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
-    parser.add_argument("--way", choices=tuple(WAYS), default="raw")
+    parser.add_argument("--way", choices=(*WAYS, "plain+lane", "async+lane"), default="raw")
     parser.add_argument("--source", default="bench-plugin")
     parser.add_argument("--tool", default=workload.TOOL_NAME)
     parser.add_argument("--work", type=float, default=0.0, help="seconds that a call takes")

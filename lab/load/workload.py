@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Iterable
 
 TOOL_NAME = "forecast"
@@ -46,3 +47,10 @@ def quantile(figures: Iterable[float], share: float) -> float:
     """Returns the figure below which such a share of them lies; NaN where the list is empty."""
     ordered = sorted(figures)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else math.nan
+
+
+def choose_transport(way: str) -> str:
+    """Lets the SDK use the lane where a way ends with ``+lane``, else gRPC; returns the way without that."""
+    way, plus, _ = way.partition("+lane")
+    os.environ["TOOLBUS_LANE"] = "on" if plus else "off"
+    return way
