@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +22,8 @@ from toolbus.protocol.lane import HEADER, FrameKind, lane_names
 from toolbus.sdk import Host, Plugin
 from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import TIMINGS
-from toolbus.sdk.transport import connect_lane
+from toolbus.sdk.grpc_transport import GrpcTransport
+from toolbus.sdk.transport import LaneTransport, connect_lane
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 pytestmark = [
@@ -168,6 +170,29 @@ async def test_a_peer_is_back_after_a_restart_of_the_bus() -> None:
         await until(lambda: bus.list(), "the tool to be offered again")
         assert (await bus.call("add", {"a": 1, "b": 2})).output == 3
         await plugin.close()
+
+
+@pytest.mark.parametrize(("value", "kind"), [("on", LaneTransport), ("off", GrpcTransport)])
+async def test_a_transport_is_freed_with_its_attempt(
+    value: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grpc keeps a connection as long as objects refer to it; a collection of garbage may come late."""
+    monkeypatch.setenv("TOOLBUS_LANE", value)
+
+    def transports_left() -> int:
+        return sum(type(each) is kind for each in gc.get_objects())
+
+    gc.collect()
+    before = transports_left()
+    gc.disable()
+    try:
+        async with bus_at() as bus:
+            async with Host(bus.grpc_addresses[0]) as host:
+                await host.list()
+                assert transports_left() == before + 1
+            assert transports_left() == before
+    finally:
+        gc.enable()
 
 
 # -- a bus that a test plays ------------------------------------------------------------------------------------------

@@ -133,6 +133,7 @@ class GrpcTransport:
             await asyncio.wait([self._writer], timeout=self._writer_seconds)
             self._writer.cancel()
         await self._channel.close(None)
+        self._receive = None  # what it refers to refers to this: grpcio keeps the connection until both are freed
 
     async def _write(self) -> None:
         """Writes the frames of the outbox until `half_close` or the end of the stream; the stream's one writer."""

@@ -229,7 +229,7 @@ class LaneTransport(_LaneCall):
 
     def message(self, payload: bytes) -> None:
         """Passes a message on."""
-        assert self._receive is not None  # it was started
+        assert self._receive is not None  # it was started, and ignores what comes after its end
         self._receive(wire.InvokeResponse.FromString(payload))
 
     def write_waiting(self) -> None:
@@ -276,3 +276,4 @@ class LaneTransport(_LaneCall):
         for call in list(self._unary):
             call.finish(BROKE)
         self.drop()
+        self._receive = None

@@ -57,7 +57,7 @@ class Kernel:
 
 @asynccontextmanager
 async def _bus(kernel: Kernel, **settings: Any) -> AsyncIterator[Bus]:
-    config = Config(**{"grpc": ("127.0.0.1:0",), "http": "127.0.0.1:0", **settings})
+    config = Config(**{"grpc": ("127.0.0.1:0",), "http": "127.0.0.1:0", "lane": False, **settings})
     async with Bus(config, neighbours=Neighbours(config.neighbours, ask=kernel.owner_of)) as bus:
         kernel.asked = 0
         yield bus
