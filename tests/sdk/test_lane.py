@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOOLBUS_LANE", "on")
+    monkeypatch.delenv("TOOLBUS_LANE", raising=False)
 
 
 def bus_at(address: str = "127.0.0.1:0", **settings: Any) -> Bus:

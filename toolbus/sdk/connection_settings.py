@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
 
 MESSAGE_BYTES = 16 * MIB  # the largest message that this side receives, and the bus too unless it states a limit
-LANE_BY_DEFAULT = False
 MAX_IN_FLIGHT = 4096  # calls that a session may have in flight in each direction
 
 
@@ -130,7 +129,7 @@ def lane_allowed(text: str) -> bool:
     Raises:
         SetupError: it is neither on nor off.
     """
-    allowed = SWITCHES.get(text.lower()) if text else LANE_BY_DEFAULT
+    allowed = SWITCHES.get(text.lower()) if text else True
     if allowed is None:
         raise SetupError(f"TOOLBUS_LANE is {quote(text)}, it must be on or off")
     return allowed
