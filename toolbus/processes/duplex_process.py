@@ -122,6 +122,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         self._exited = asyncio.Event()
         self._log = _LogLines(on_log)
         self._stopping: asyncio.Task[None] | None = None  # None until `stop`
+        self._is_held = False  # whether its standard output is not read for now
         self.pid = 0  # 0 until started
 
     def __repr__(self) -> str:
@@ -174,6 +175,13 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         outbox, self._outbox, self._outbox_bytes = self._outbox, [], 0
         if outbox and self._stdin is not None and not self._stdin.is_closing():
             self._stdin.write(outbox[0] if len(outbox) == 1 else b"".join(outbox))
+
+    def hold_output(self, held: bool) -> None:
+        """Stops reading its standard output, or reads on: a program that writes without end waits meanwhile."""
+        pipe = None if self._transport is None else self._transport.get_pipe_transport(_STDOUT)
+        if held is not self._is_held and pipe is not None and not pipe.is_closing():
+            self._is_held = held
+            (pipe.pause_reading if held else pipe.resume_reading)()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Passes output on."""

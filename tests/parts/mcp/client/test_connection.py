@@ -12,7 +12,13 @@ import pytest
 
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.parts.mcp.client.calls import number_of
-from toolbus.parts.mcp.client.connection import DiedOfProbe, Incoming, McpConnection, open_connection
+from toolbus.parts.mcp.client.connection import (
+    MAX_USELESS_MESSAGES,
+    DiedOfProbe,
+    Incoming,
+    McpConnection,
+    open_connection,
+)
 from toolbus.parts.mcp.client.transport import Lost, Outgoing, Receiver, RequestId, StdioTransport
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.processes.duplex_process import DuplexProgram
@@ -56,6 +62,25 @@ async def connected(*switches: str, owner: Owner | None = None) -> AsyncIterator
             yield connection
         finally:
             await connection.close()
+
+
+@pytest.mark.parametrize(
+    "junk", [b"x", b"{}", b"[]", b'{"jsonrpc":"2.0","id":7,"result":{}}', b'{"jsonrpc":"2.0","id":null}']
+)
+async def test_a_server_that_writes_what_is_of_no_use_without_end_is_given_up_with_the_reason(junk: bytes) -> None:
+    owner = Owner()
+    async with connected(owner=owner) as connection:
+        peer = await open_connection(connection, modern=None)
+        for _ in range(2):
+            for _ in range(MAX_USELESS_MESSAGES - 1):
+                connection.received(junk)
+            assert "echo" in {tool["name"] for tool in (await connection.request("tools/list"))["tools"]}
+        assert not owner.closed
+        assert peer.info["name"] == "small"
+        for _ in range(MAX_USELESS_MESSAGES + 5):
+            connection.received(junk)
+        (why,) = owner.closed
+        assert why.startswith(f"wrote {MAX_USELESS_MESSAGES} lines in a row that are of no use to the bus, the last: ")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Servers on pipes that behave badly: they do not read, write too much, close one pipe, or outlive who started them."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from toolbus.errors import Stage
 from toolbus.parts.mcp.client.transport import (
     MAX_LINE_BYTES,
     MAX_UNREAD_BYTES,
+    SLICE_LINES,
     Busy,
     Lost,
     Outgoing,
@@ -80,6 +82,23 @@ async def test_messages_are_whole_however_their_bytes_arrive() -> None:
     async with running(code) as (_, inbox):
         await until(lambda: len(inbox.messages) == 3)
         assert [message.strip() for message in inbox.messages] == [b'{"a": 1}', b'{"b": 2}', b'{"c": 3}']
+
+
+async def test_lines_without_end_are_delivered_in_slices_between_which_the_loop_goes_on() -> None:
+    code = (
+        "import sys\n"
+        "for _ in range(3): sys.stdout.buffer.write(b'x\\n' * 100_000)\n"
+        "sys.stdout.buffer.write(b'last\\n')\n"
+    )
+    async with running(code) as (_, inbox):
+        most, before = 0, 0
+        while not inbox.why:
+            await asyncio.sleep(0)  # one turn of the loop
+            most, before = max(most, len(inbox.messages) - before), len(inbox.messages)
+        assert most <= 2 * SLICE_LINES
+        assert len(inbox.messages) == 300_001
+        assert inbox.messages[-1] == b"last"  # all, and then the end
+        assert inbox.why == ["ended (exit code 0)"]
 
 
 @pytest.mark.parametrize("written", ['{"jsonrpc":"2.0","id":"c-1","result":"%s"}', '{"result":"%s","id":"c-1"}'])

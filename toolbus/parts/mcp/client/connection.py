@@ -41,6 +41,7 @@ log = logging.getLogger("toolbus.mounts")
 
 LEGACY_ACCEPTS = ("elicitation.form", "elicitation.url", "sampling")  # declared once; each call may still refuse
 FEATURE_METHODS = ("prompts/get", "resources/read", "completion/complete")  # other requests on behalf of users
+MAX_USELESS_MESSAGES = 10_000  # in a row: of a server that writes them without end
 MAX_BAD_MESSAGES_LOGGED = 64
 
 OnResult = Callable[[msgspec.Raw | None, Exception | None], None]  # the result, or the error in its place
@@ -128,6 +129,7 @@ class McpConnection:
         self._ids = itertools.count(1)
         self._turns_ids = False  # whether the server answers numbers as text, and text as numbers
         self._bad_messages = 0
+        self._useless = 0  # messages in a row that were none, or answered nothing
         self._meta: dict[tuple[str, ...], bytes] = {}  # the fixed part of `_meta`, by the questions a caller accepts
 
     def __repr__(self) -> str:
@@ -303,10 +305,14 @@ class McpConnection:
 
     def received(self, data: bytes, stream: str = "") -> None:
         """Takes one message of the server."""
+        if self.closed_why is not None:
+            return
+        self._useless += 1
         try:
             message = jsonrpc.decode(data)
         except RpcError as error:
             self._log_bad(data, error.message)
+            self._check_useless(data)
             return
         try:
             self.activity()
@@ -316,6 +322,8 @@ class McpConnection:
 
     def _take(self, message: JsonRpcMessage, stream: str) -> None:
         method, request = message.method, message.id
+        if method:
+            self._useless = 0
         if not method:
             self._take_answer(message)
         elif method == "notifications/progress":
@@ -330,9 +338,12 @@ class McpConnection:
     def _take_answer(self, message: JsonRpcMessage) -> None:
         request = self._request_of(message.id)
         pending = None if request is None else self._pending.pop(request)
-        if pending is not None:  # else the request was cancelled
-            error = message.rpc_error
-            pending.on_result(message.result if error is None else None, error)
+        if pending is None:  # the request was cancelled, or there was none
+            self._check_useless(b"an answer to no request")
+            return
+        self._useless = 0
+        error = message.rpc_error
+        pending.on_result(message.result if error is None else None, error)
 
     def _request_of(self, written: object) -> RequestId | None:
         """Returns the pending request of an id as the server writes it; None if there is none."""
@@ -372,6 +383,11 @@ class McpConnection:
         """Ends the connection and the processes of its transport."""
         await self.transport.close()
         self.closed("the connection was closed")
+
+    def _check_useless(self, data: bytes) -> None:
+        if self._useless >= MAX_USELESS_MESSAGES:
+            shown = clean_line(quote(data[:200].decode(errors="replace")))
+            self.closed(f"wrote {self._useless} lines in a row that are of no use to the bus, the last: {shown}")
 
     def _log_bad(self, data: bytes, why: str) -> None:
         self._bad_messages += 1

@@ -7,6 +7,7 @@ for servers over HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections import deque
@@ -150,6 +151,7 @@ log = logging.getLogger("toolbus.mounts")
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_UNREAD_BYTES = 1024 * 1024  # in the pipe of a server that does not read its input
+SLICE_LINES = 100  # that are delivered in one turn of the loop: a server may write without end
 LOG_LINES = 200  # of the server's log; older ones are dropped
 _ID = rb'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)'
 _FIRST_ID = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*' + _ID)
@@ -183,6 +185,8 @@ class StdioTransport:
         self._on_log = on_log
         self._process: DuplexProcess | None = None  # None until started
         self._receiver: Receiver | None = None  # None until started
+        self._lines: deque[bytes] = deque()  # complete, and not delivered yet
+        self._end_why: str | None = None  # why the process ended, while lines of it wait; None while it runs
         self._rest: list[bytes] = []  # pieces of an incomplete line
         self._rest_bytes = 0
         self._too_long = b""  # the beginning of an incomplete line that is too long
@@ -203,7 +207,7 @@ class StdioTransport:
         """
         self._receiver = receiver
         self._process = DuplexProcess(
-            self._program, self._lifeline(), on_output=self._take, on_log=self._log, on_end=receiver.closed
+            self._program, self._lifeline(), on_output=self._take, on_log=self._log, on_end=self._end
         )
         try:
             await self._process.start()
@@ -248,15 +252,35 @@ class StdioTransport:
         """Takes a piece of standard output; delivers each line that is complete with it."""
         assert self._receiver is not None  # it runs
         first, *lines = data.split(b"\n")
-        if not lines:
-            self._append(first)
-            return
         self._append(first)
+        if not lines:
+            return
+        waited = bool(self._lines)
         self._end_line(self._receiver)
-        for line in lines[:-1]:
-            if line.strip():
-                self._receiver.received(line)
+        self._lines.extend(filter(bytes.strip, lines[:-1]))
         self._append(lines[-1])
+        if not waited:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Delivers the lines that wait, as many as one turn of the loop takes."""
+        process, receiver, lines = self._process, self._receiver, self._lines
+        if process is None or receiver is None:  # closed meanwhile
+            lines.clear()
+            return
+        for _ in range(min(SLICE_LINES, len(lines))):
+            receiver.received(lines.popleft())
+        process.hold_output(bool(lines))
+        if lines:
+            asyncio.get_running_loop().call_soon(self._deliver)
+        elif self._end_why is not None:
+            receiver.closed(self._end_why)
+
+    def _end(self, why: str) -> None:
+        """Reports the end of the process, after its last lines."""
+        self._end_why = why
+        if not self._lines and self._receiver is not None:
+            self._receiver.closed(why)
 
     def _append(self, piece: bytes) -> None:
         if not piece:
@@ -275,7 +299,7 @@ class StdioTransport:
             first, self._too_long = self._too_long, b""
             self._refuse(first, line[-_END_BYTES:], receiver)
         elif line.strip():
-            receiver.received(line)
+            self._lines.append(line)
 
     def _refuse(self, first: bytes, last: bytes, receiver: Receiver) -> None:
         """Ends the request whose answer exceeds the limit of a line, if its id can be found."""
