@@ -429,7 +429,7 @@ async def test_reflection_needs_its_verb(house: House) -> None:
             await stub.ServerReflectionInfo(iter([request]), metadata=bearer(chat)).read()
         assert "'reflect' in its scope administer" in (refused.value.details() or "")
         answer = await stub.ServerReflectionInfo(iter([request]), metadata=bearer(operator)).read()
-        assert len(answer.list_services_response.service) == 3
+        assert len(answer.list_services_response.service) == 4
 
 
 def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:

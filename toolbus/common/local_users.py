@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import socket
+import stat
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +168,28 @@ def refusal_of(transport: Any, may_serve: Callable[[int], bool]) -> str:
     if uid is None or may_serve(uid):  # None: the system does not say
         return ""
     return f"port {peer[1]} belongs to {show_user(uid)}, who may not use this bus"
+
+
+def socket_taken(path: Path) -> str:
+    """Returns why a unix socket may not be made at a path; empty if nothing is there, or a socket without its program.
+
+    What is not a socket of a program that has ended is somebody else's, and is never removed.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return ""
+    if not stat.S_ISSOCK(mode):
+        return "is a file that is not a socket"
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)  # the path itself may be too long for a socket
+        try:
+            probe.connect(f"/proc/self/fd/{directory}/{path.name}" if sys.platform == "linux" else str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return ""
+        except OSError:  # it does not accept now, or is a socket of another kind
+            pass
+        finally:
+            os.close(directory)
+    return "is a socket that another program uses"

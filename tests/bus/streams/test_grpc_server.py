@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from google.protobuf import descriptor_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.faults.conftest import (
     Connect,
@@ -21,8 +24,12 @@ from tests.faults.conftest import (
     timings,
 )
 from tests.faults.raw_peer import RawPeer, echo, tool
+from tests.support.others_files import OTHERS, somebody_elses
 from tests.support.waiting import until
 from toolbus.bus import Bus
+from toolbus.errors import SetupError
+from toolbus.sdk import Host
+from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 from toolbus.v1.tool_bus_service_pb2_grpc import ToolBusServiceStub
@@ -169,19 +176,31 @@ async def test_a_list_that_has_not_changed_is_empty(connect: Connect) -> None:
     assert (again.revision, len(again.tools)) == (first.revision, 0)
 
 
-async def test_reflection_lists_the_services_and_describes_the_bus(stranger: RawPeer) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(stranger.channel)
-    requests = [
-        reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol="toolbus.v1.ToolBusService"),
-    ]
-    services, described = [answer async for answer in stub.ServerReflectionInfo(iter(requests))]
-    assert {service.name for service in services.list_services_response.service} == {
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_services_and_describes_each(stranger: RawPeer, version: str) -> None:
+    path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    ask = stranger.channel.stream_stream(
+        path,
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    (services,) = [answer async for answer in ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))]
+    names = {service.name for service in services.list_services_response.service}
+    assert names == {
         "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
         "toolbus.v1.ToolBusService",
     }
-    assert described.file_descriptor_response.file_descriptor_proto
+    requests = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in sorted(names)]
+    requests.append(reflection_pb2.ServerReflectionRequest(file_by_filename="grpc/reflection/v1/reflection.proto"))
+    described = [answer async for answer in ask(iter(requests))]
+    texts = [each for answer in described for each in answer.file_descriptor_response.file_descriptor_proto]
+    files = {(file := descriptor_pb2.FileDescriptorProto.FromString(each)).name: file for each in texts}
+    assert {f"{file.package}.{each.name}" for file in files.values() for each in file.service} == names
+    types = {f".{file.package}.{each.name}" for file in files.values() for each in file.message_type}
+    methods = [each for file in files.values() for service in file.service for each in service.method]
+    assert {each.input_type for each in methods if "reflection" in each.input_type} <= types
 
 
 @pytest.mark.parametrize(
@@ -191,6 +210,7 @@ async def test_reflection_lists_the_services_and_describes_the_bus(stranger: Raw
         ("unary_stream", "grpc.health.v1.Health/Watch"),
         ("stream_stream", "toolbus.v1.ToolBusService/Invoke"),
         ("stream_stream", "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+        ("stream_stream", "grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
     ],
 )
 async def test_bytes_that_are_not_protobuf_end_an_rpc_with_a_reason_and_no_traceback(
@@ -231,3 +251,25 @@ async def test_a_peer_that_pings_every_second_keeps_its_connection(bus: Bus) -> 
         done, _ = await asyncio.wait([reading := asyncio.ensure_future(read())], timeout=5.5)
         assert not done
         reading.cancel()
+
+
+@pytest.mark.parametrize("kind", [*OTHERS, "lock", "lock link"])
+async def test_nothing_of_others_makes_room_for_a_socket(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "own" / "bus.sock"
+    path.parent.mkdir(mode=0o700)
+    with somebody_elses(kind, path) as untouched:
+        with pytest.raises(SetupError, match=r"left as it is|cannot be opened"):
+            async with running_bus(grpc=(f"unix:{path}",)):
+                pass
+        assert untouched()
+
+
+async def test_the_socket_of_a_program_that_has_ended_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "own" / "bus.sock"
+    path.parent.mkdir(mode=0o700)
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as dead:
+            path.unlink(missing_ok=True)
+            dead.bind(str(path))
+        async with running_bus(grpc=(f"unix:{path}",)) as bus, Host(bus.grpc_addresses[0]) as host:
+            assert not list(await host.list())

@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import re
 import stat
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from toolbus.bus.streams.invoke_stream import Carrier, HeldBudget, HeldOutboxes,
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import to_listing
+from toolbus.common.local_users import socket_taken
 from toolbus.common.path_ownership import make_directory
 from toolbus.common.stall import StallWatch
 from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, SetupError, grpc_status
@@ -402,10 +404,9 @@ class GrpcServer:
         if self._health is not None:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._health is not None and self._reflection:
-            from grpc_reflection.v1alpha import reflection as grpc_reflection
+            from toolbus.bus.streams.reflection import add_reflection
 
-            names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, grpc_reflection.SERVICE_NAME)
-            grpc_reflection.enable_server_reflection(names, server)
+            add_reflection(server, (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name))
         try:
             if credentials is not None:
                 return server.add_secure_port(address, credentials)
@@ -425,11 +426,15 @@ class GrpcServer:
         self._locks.clear()
 
 
+_LOCK_TEXT = re.compile(r"\d*\n?")  # the process that holds it, and nothing before the first
+
+
 def _claim_socket(path: Path) -> IO[str]:
     """Locks a unix socket's path for this process; gRPC itself would replace a socket that is in use.
 
     Raises:
-        SetupError: another process holds it, or others may enter its directory or replace it.
+        SetupError: another process holds it, others may enter its directory or replace it, or something that is not the
+            bus's own has its path.
     """
     directory = path.parent
     try:
@@ -443,9 +448,25 @@ def _claim_socket(path: Path) -> IO[str]:
         raise SetupError(
             f"the directory {directory} of the socket is open to other users: chmod 0700 it, or use another directory"
         )
-    lock = open(f"{path}.lock", "a", encoding="ascii")  # noqa: SIM115  # held as long as the server; its text is still that of its owner
+    lock_path = f"{path}.lock"
     try:
+        opened = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SetupError(
+            f"the lock {lock_path} cannot be opened: {error.strerror}: choose another path with --grpc unix:PATH"
+        ) from error
+    lock = os.fdopen(opened, "r+", encoding="ascii", errors="replace")  # its text is still that of its owner
+    try:
+        if not _LOCK_TEXT.fullmatch(lock.read(64)):
+            raise SetupError(
+                f"{lock_path} is not a lock of toolbus, and is left as it is: choose another path with --grpc unix:PATH"
+            )
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if taken := socket_taken(path):
+            raise SetupError(f"unix:{path} {taken}, and is left as it is: choose another path with --grpc unix:PATH")
+    except SetupError:
+        lock.close()
+        raise
     except OSError:
         lock.close()
         raise SetupError(

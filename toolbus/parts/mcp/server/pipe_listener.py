@@ -6,12 +6,14 @@ It imports nothing of MCP, so a bus without bridges needs no memory for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from toolbus.common.local_users import show_user
+from toolbus.common.local_users import show_user, socket_taken
 from toolbus.parts.mcp.bridge.bridge_socket import SOCKET_FILE, foreign_uid, short_path
 
 LINE_BYTES = 16 * 1024 * 1024  # of one message
@@ -36,6 +38,7 @@ class PipeListener:
         self._directory = directory
         self._serve = serve
         self._server: asyncio.Server | None = None  # None while it does not listen
+        self._inode = 0  # of the socket's file; 0 before `open`
         self._serving: set[asyncio.Task[None]] = set()  # one for each connection
 
     @property
@@ -47,14 +50,17 @@ class PipeListener:
         """Starts to listen.
 
         Raises:
-            OSError: the socket cannot be created.
+            OSError: the socket cannot be created, or its path is taken by something that is not the bus's own.
         """
+        if taken := socket_taken(self.path):
+            raise FileExistsError(errno.EEXIST, f"{self.path} {taken}: move it away")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.path.unlink(missing_ok=True)
             with short_path(self.path) as path:
                 listener.bind(path)
             self.path.chmod(0o600)
+            self._inode = self.path.stat().st_ino
             self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=LINE_BYTES)
         except BaseException:
             listener.close()
@@ -65,7 +71,9 @@ class PipeListener:
         if self._server is None:
             return
         self._server.close()
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if self.path.lstat().st_ino == self._inode:  # else another's has replaced it
+                self.path.unlink()
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
