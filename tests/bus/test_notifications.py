@@ -160,7 +160,8 @@ async def test_messages_of_a_n_e_k_o_plugin_reach_a_host_also_those_from_before_
         assert [(each.source, each.user, each.text) for each in following.got] == [
             *(("plugin:chatty", "", "I am here."), ("plugin:chatty", "", "And again."))
         ]
-        assert following.got[0].data == {"visibility": ["chat"], "ai_behavior": "respond"}
+        assert [each.wants for each in following.got] == ["reply", "nothing"]
+        assert following.got[0].data == {"visibility": ["chat"], "ai_behavior": "respond", "wants": "reply"}
 
 
 @pytest.mark.parametrize("said", [{"text": "x", "data": {"password": "hunter2"}}, {"text": '{"password": "hunter2"}'}])

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from toolbus.errors import CallFailed, Code, PeerLost, Stage
 from toolbus.protocol.tool import CallError, Result
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOTIFY_SECONDS = 10.0  # for the bus to take one, waiting for a connection included
+
+
+Wants = Literal["reply", "context", "nothing"]
+
+
+def wants_of(data: object) -> Wants:
+    """Returns what a host should do with a notification, by the key `wants` of its data.
+
+    `reply`: let the model answer it to the user now; `context`: give it to the model together with the user's next
+    message; `nothing`, and every other value: at most show it. It is a request: a host that does less breaks no rule.
+    """
+    wants = data.get("wants") if isinstance(data, Mapping) else None
+    return "reply" if wants == "reply" else "context" if wants == "context" else "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,11 @@ class Notification:
     time_seconds: float
     number: int
     lost: int = 0
+
+    @property
+    def wants(self) -> Wants:
+        """What the host should do with it: see `wants_of`."""
+        return wants_of(self.data)
 
     @classmethod
     def from_wire(cls, message: wire.Notification) -> Notification:

@@ -555,7 +555,8 @@ class Plugin:
         Args:
             user: the user whom it is for; "" for everyone.
             text: the text for the user, 1 to 16,384 bytes.
-            data: JSON for programs, at most 262,144 bytes; None for none.
+            data: JSON for programs, at most 262,144 bytes; None for none. `{"wants": "reply"}` lets the host's model
+                answer it now, `"context"` gives it to the model with the user's next message; a host may do less.
 
         Returns:
             The number of hosts that got it; 0: no host follows notifications, or none may see this user.

@@ -18,6 +18,7 @@ from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
 from toolbus.bus.streams.notification_board import MAX_STORED, MAX_STORED_BYTES, BoardEntry
 from toolbus.common.mailbox import Mailbox
+from toolbus.sdk.notification import wants_of
 
 MAX_WAITING_BYTES = 2 * MAX_STORED_BYTES  # of the events that one slow reader may have waiting
 
@@ -31,6 +32,7 @@ class ShownNotification(BaseModel):
     text: str
     data: Annotated[Any, Field(description="JSON for programs; null: none.")]
     time_seconds: Annotated[float, Field(description="When the bus got it, since the epoch.")]
+    wants: Annotated[str, Field(description="What a host should do: `reply`, `context` or `nothing`.")]
 
 
 class Notifications(BaseModel):
@@ -106,4 +108,5 @@ def _is_for(notification: BoardEntry, user_id: str) -> bool:
 def _described(notification: BoardEntry) -> dict[str, Any]:
     described = asdict(notification)
     data_json = described.pop("data_json")
-    return described | {"data": json.loads(data_json) if data_json else None}
+    data = json.loads(data_json) if data_json else None
+    return described | {"data": data, "wants": wants_of(data)}

@@ -421,6 +421,7 @@ def test_a_message_becomes_a_text_and_the_rest_of_it_data() -> None:
         {
             "visibility": ["chat"],
             "ai_behavior": "read",
+            "wants": "context",
             "parts": [
                 {"type": "text", "text": "one"},
                 {"type": "image", "data": b"png", "mime": "image/png"},
@@ -436,6 +437,7 @@ def test_a_message_becomes_a_text_and_the_rest_of_it_data() -> None:
         "metadata": {"a": 1},
         "visibility": ["chat"],
         "ai_behavior": "read",
+        "wants": "context",
         "parts": [
             {"type": "image", "mime": "image/png", "binary_base64": "cG5n"},
             {"type": "audio", "omitted_bytes": 200_000},

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence, Set
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from toolbus.common.text import clean_line, quote, shorten
 from toolbus.errors import Code
@@ -60,12 +60,17 @@ from toolbus.parts.models.loop.turn_reply import (
 )
 from toolbus.parts.models.search import IndexCache
 from toolbus.protocol.tool import Result, Tool
+from toolbus.sdk.notification import Notification
+
+if TYPE_CHECKING:
+    from toolbus.sdk import Host  # loading it takes gRPC, which a loop without a bus does not need
 
 Notify = Callable[[LoopEvent], object]
 Renew = Callable[[], Awaitable[Export]]
 
 MAX_REQUESTS = 64  # of one answer, each without one more tool: an endpoint may name them one by one
 MAX_WHY = 300  # characters of an endpoint's error
+_NOTIFIED = "[A notification of {0}, not written by the user]\n{1}"
 _PROBE = (Message("user", "Answer with OK."),)
 
 
@@ -584,6 +589,57 @@ class ToolLoop:
         finally:
             turn.cancel()
             await asyncio.gather(turn, return_exceptions=True)
+
+    async def follow(
+        self, host: Host, messages: list[HistoryItem], *, user: str = "", context: CallContext | None = None
+    ) -> AsyncGenerator[Reply, None]:
+        """Follows the notifications of plugins, for ever; yields the reply of each turn that one of them starts.
+
+        One that wants `reply` starts a turn, one that wants `context` is read with the next turn; others are left to
+        `host.notifications`. Those that come during a turn wait for its end, of several with one `coalesce_key` in
+        their data the newest.
+
+        Args:
+            messages: the conversation; it grows by the notifications and the turns. The program may add to it between
+                two replies, and runs its own turns then.
+            user: whose conversation it is: notifications for other users are ignored; "" takes those for everyone only.
+            context: as of `run`.
+
+        Raises:
+            PeerLost: the host is closed.
+            Exception: as `run`.
+        """
+        waiting: dict[object, Notification] = {}
+        arrived = asyncio.Event()
+
+        async def read() -> None:
+            async for each in host.notifications():
+                if each.user in ("", user) and each.wants != "nothing":
+                    key = each.data.get("coalesce_key")
+                    key = each.number if key is None else (each.source, str(key))
+                    waiting.pop(key, None)
+                    waiting[key] = each
+                    arrived.set()
+
+        reading = asyncio.ensure_future(read())
+        reading.add_done_callback(lambda _: arrived.set())
+        try:
+            while True:
+                await arrived.wait()
+                arrived.clear()
+                batch = list(waiting.values())
+                waiting.clear()
+                messages += [Message("user", _NOTIFIED.format(each.source, each.text)) for each in batch]
+                if any(each.wants == "reply" for each in batch):
+                    reply = await self.run(messages, context=context)
+                    messages[:] = reply.items
+                    yield reply
+                elif reading.done():
+                    reading.result()
+                    return
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _turn(
         self, messages: Messages, context: CallContext | None, tool_choice: ToolChoice, notify: Notify | None

@@ -23,6 +23,7 @@ Send = Callable[[str, dict[str, Any]], object]
 MAX_WAITING = 32  # messages from before the plugin is connected
 MAX_INLINE = 128 * 1024  # bytes of a picture or sound: a notification's data has a limit, and base64 adds a third
 _PASSED_ON = ("source", "target_lanlan", "priority", "coalesce_key", "metadata", "message_type")
+_WANTS = {"respond": "reply", "read": "context", "blind": "nothing"}  # by the behavior that a message asks for
 _SUBMITTED = {"submitted": True}
 _FULL = {"submitted": False, "reason": "backpressure"}
 
@@ -79,7 +80,8 @@ def describe_message(message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if others:
         data["parts"] = others
     data["visibility"] = list(message.get("visibility") or ())
-    data["ai_behavior"] = str(message.get("ai_behavior") or "respond")
+    data["ai_behavior"] = behavior = str(message.get("ai_behavior") or "respond")
+    data["wants"] = _WANTS.get(behavior, "nothing")
     return text, data
 
 

@@ -1,0 +1,72 @@
+"""Turns that notifications of plugins start."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from tests.parts.models.loop.scripted_model import FunctionSource, ScriptedModel, says
+from tests.support.waiting import until, within
+from toolbus.loop import ToolLoop
+from toolbus.parts.models.dialects.conversation import HistoryItem, Message
+from toolbus.parts.moving.neko.plugin_context import describe_message
+from toolbus.sdk import Host, Plugin
+from toolbus.sdk.notification import wants_of
+from toolbus.testing import running_bus
+
+
+def text_of(item: HistoryItem) -> str:
+    return item.text if isinstance(item, Message) else ""
+
+
+async def test_a_notification_that_wants_a_reply_starts_a_turn_with_those_that_came_before() -> None:
+    model = ScriptedModel(says("the tea is ready"), says("it rains"))
+    loop = ToolLoop(FunctionSource(), model.endpoint)
+    conversation: list[HistoryItem] = [Message("user", "hello")]
+    async with running_bus() as bus, Plugin("kitchen", address=bus.grpc_addresses[0]) as plugin:
+        await plugin.ready()
+        async with (
+            Host(bus.grpc_addresses[0]) as host,
+            aclosing(loop.follow(host, conversation, user="ann")) as replies,
+        ):
+            first = asyncio.ensure_future(anext(replies))
+            while not await plugin.notify("nobody", "is the loop there?"):
+                await asyncio.sleep(0.1)
+            await plugin.notify("ann", "shown only", {"wants": "nothing"})
+            await plugin.notify("bob", "for another", {"wants": "reply"})
+            for number in (1, 2):
+                await plugin.notify("ann", f"water {number}", {"wants": "context", "coalesce_key": "water"})
+            await until(lambda: "water 2" in "".join(map(text_of, conversation)), "the context to be read")
+            assert not first.done()
+            await plugin.notify("", "tea", {"wants": "reply"})
+            assert (await within(first)).text == "the tea is ready"
+            await plugin.notify("ann", "rain", {"wants": "reply"})
+            assert (await within(anext(replies))).text == "it rains"
+    sent = [each["content"] for each in model.requests[0]["messages"]]
+    assert sent[0] == "hello"
+    assert sent[-1] == "[A notification of kitchen, not written by the user]\ntea"
+    assert not any("shown only" in each or "for another" in each for each in sent)
+    assert [each["content"] for each in model.requests[1]["messages"]][len(sent) :] == [
+        "the tea is ready",
+        "[A notification of kitchen, not written by the user]\nrain",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "wants"),
+    [
+        ({"wants": "reply"}, "reply"),
+        ({"wants": "context"}, "context"),
+        ({"wants": "else"}, "nothing"),
+        (None, "nothing"),
+        ([1], "nothing"),
+        (describe_message({"content": "x"})[1], "reply"),
+        (describe_message({"content": "x", "ai_behavior": "read"})[1], "context"),
+        (describe_message({"content": "x", "ai_behavior": "blind"})[1], "nothing"),
+    ],
+)
+def test_what_a_notification_wants_is_in_its_data(data: Any, wants: str) -> None:
+    assert wants_of(data) == wants
