@@ -189,4 +189,8 @@ def main() -> None:
     """Runs the command that the words of this process choose."""
     set_switch()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the commands print their own error texts
+    if os.getpid() == 1:  # the first process of a container, which has to wait for orphans
+        from toolbus.processes.lifeline import work_below_init  # here: no other start needs it
+
+        work_below_init()
     app()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,45 @@ class Lifeline:
         assert self._process.stdin is not None  # a pipe
         with contextlib.suppress(BrokenPipeError):  # the helper was killed; the supervisor still ends each group
             self._process.stdin.write(line.encode())
+
+
+_FORWARDED = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
+    if hasattr(signal, name)
+)
+
+
+def work_below_init() -> None:
+    """Returns in a child of this process, which stays as its init: for a program that is the first of a container.
+
+    The first process gets every orphan, and an orphan that has ended stays as a zombie until it is waited for. Only a
+    process without other children may wait for any: one that runs plugins would take their exit codes from those that
+    wait for them. The init passes signals on, and ends as the child does. Call it before threads start.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # else one that comes now would be lost
+    child = os.fork()
+    if child == 0:
+        # A group of its own: Ctrl-C in a terminal reaches it once.
+        os.setpgid(0, 0)
+        with contextlib.suppress(OSError):  # no terminal
+            ignored = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            try:
+                os.tcsetpgrp(0, os.getpid())
+            finally:
+                signal.signal(signal.SIGTTOU, ignored)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+        return
+
+    def pass_on(number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for each in _FORWARDED:
+        signal.signal(each, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
