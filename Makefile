@@ -30,7 +30,7 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all conformance clients mutants mcp-conformance thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test test-all conformance clients mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean vendor settings
 
 help: ## list the targets
@@ -60,6 +60,9 @@ mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has 
 
 mcp-conformance: $(VENV)/dev.stamp ## play the official conformance suite of MCP (ARGS="server tools-list", client or mounted)
 	@$(BIN)/python -m tests.parts.mcp.official.conformance $(ARGS)
+
+mcp-clients: $(VENV)/dev.stamp ## install MCP clients of others in temporary folders, measure them against a bus, and write docs/reference/mcp-clients.md (ARGS="mcp fastmcp")
+	@$(BIN)/python -m lab.mcp_clients $(if $(ARGS),$(ARGS),--write)
 
 thorough: $(VENV)/dev.stamp ## break-outs, clients of others, and ten times as many examples in the property tests (TOOLBUS_EXAMPLES=100 for more)
 	@TOOLBUS_EXAMPLES=$${TOOLBUS_EXAMPLES:-10} $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --timeout 600 -m "hypothesis or thorough" $(ARGS)

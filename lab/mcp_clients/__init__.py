@@ -1,0 +1,1 @@
+"""Measures what MCP clients of others do with a bus."""
