@@ -46,8 +46,8 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 class _Session(requests.Session):  # type: ignore[misc]  # it has no types
     """Sends requests to the collector: follows no redirect, and stores why the last one failed.
 
-    The exporter takes a redirect for a success, and the spans would be lost; earlier versions follow it, to a place that
-    nobody configured. Of a request that it repeats it knows only that the time is over.
+    The exporter takes a redirect for a success, and the spans would be lost; earlier versions follow it, to a place
+    that nobody configured. Of a request that it repeats it knows only that the time is over.
 
     Attributes:
         fault: of the last request; "" where the collector took the spans.
