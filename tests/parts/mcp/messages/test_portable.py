@@ -90,7 +90,7 @@ def test_patterns_compile_in_strict_ecmascript_and_in_python() -> None:
 def test_what_goes_out_takes_all_that_the_schema_takes_in_each_draft(schema: Json, values: list[Any]) -> None:
     written, before = portable(schema), json.dumps(schema)
     assert json.dumps(schema) == before
-    assert not {"$id", "$anchor"} & (set(written) | set().union(*map(set, written.get("$defs", {}).values())))
+    assert "$id" not in set(written).union(*map(set, written.get("$defs", {}).values()))
     for value in values:
         assert jsonschema_rs.Draft202012Validator(schema).is_valid(value)
         for draft in (jsonschema_rs.Draft202012Validator, jsonschema_rs.Draft7Validator):

@@ -96,7 +96,7 @@ class _Writer:
         words: list[str] = []
         written: Json = {}
         for keyword, value in schema.items():
-            if keyword not in ("$id", "id", "$anchor"):  # several tools may have the same, in one table of a client
+            if keyword not in ("$id", "id"):  # several tools may have the same, in one table of a client
                 written[keyword] = self._keyword(keyword, value, base, words)
         written = {keyword: value for keyword, value in written.items() if value is not _LEFT_OUT}
         if words:
