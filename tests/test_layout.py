@@ -79,7 +79,7 @@ FLOORS = (
     "cli parts.mcp.commands parts.models.commands parts.conformance.command parts.moving.check.command "
     "parts.console.command parts.console.top parts.openapi.command parts.dropin.tools_commands "
     "parts.tasks.tasks_command parts.audit.audit_command parts.observability.logs_command "
-    "parts.pins.approve_command parts.identity.keys_command",
+    "parts.observability.explain_command parts.pins.approve_command parts.identity.keys_command",
 )
 FLOOR_OF: dict[str, int] = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
 

@@ -434,7 +434,8 @@ async def test_reflection_needs_its_verb(house: House) -> None:
 
 def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:
     homes = tuple(
-        f"toolbus.parts.{home}:router" for home in ("models.export_routes", "council.routes", "tasks.task_routes")
+        f"toolbus.parts.{home}:router"
+        for home in ("models.export_routes", "council.routes", "tasks.task_routes", "observability.record_routes")
     )
     endpoints = endpoints_of(homes)
     documented = {(method.upper(), path) for path, item in endpoints.openapi()["paths"].items() for method in item}

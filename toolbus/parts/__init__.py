@@ -170,6 +170,12 @@ PARTS: tuple[Part, ...] = (
                 "Show or change levels of the bus's log.",
                 old="log-level",
             ),
+            PartCommand(
+                "access explain",
+                "toolbus.parts.observability.explain_command:explain",
+                "Explain why a tool can be called, or not.",
+                old="explain",
+            ),
         ),
         rooms=(
             PartRoom("toolbus.parts.observability.logs_room:LogsRoom", before="GatewayRoom"),

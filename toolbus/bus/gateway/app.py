@@ -28,7 +28,6 @@ from toolbus.bus.gateway import (
     call_routes,
     catalog_event_routes,
     notification_routes,
-    record_routes,
     tool_routes,
 )
 from toolbus.bus.gateway.access import AccessGuard, Admission
@@ -165,7 +164,7 @@ def endpoints_of(homes: tuple[str, ...]) -> FastAPI:
         ready = parts_of(request).core.takes_calls
         return JSONResponse({"status": "ready" if ready else "draining"}, status_code=200 if ready else 503)
 
-    for routes in (tool_routes, catalog_event_routes, call_routes, notification_routes, record_routes):
+    for routes in (tool_routes, catalog_event_routes, call_routes, notification_routes):
         app.include_router(routes.router())
     for home in homes:
         app.include_router(load(home)())

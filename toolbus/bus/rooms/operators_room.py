@@ -7,7 +7,6 @@ from typing import Any
 
 from toolbus.bus.core import Core, Room
 from toolbus.bus.operators.admin_tools import AdminTools
-from toolbus.bus.operators.explainer import Explainer
 from toolbus.bus.operators.grants import Grants
 
 
@@ -25,11 +24,10 @@ class OperatorsRoom(Room):
             core.audit,
         )
         self._tools = AdminTools(core, self.grants)
-        self._explainer = Explainer(core)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools."""
-        return [*self._tools.tools(), self._explainer.explain]
+        return self._tools.tools()
 
     async def open(self) -> None:
         """Restores the stored roles and grants, and persists those to come."""

@@ -1,4 +1,4 @@
-"""Shows operators the output of plugins and slow calls, and changes levels of the log."""
+"""Shows operators the output of plugins, slow calls and why a tool can be called, and changes levels of the log."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.core import Core, Room
 from toolbus.common.text import list_names, nearest, quote
 from toolbus.errors import InvalidRequest
+from toolbus.parts.observability.explainer import Explainer
 from toolbus.protocol.tool import Result
 from toolbus.sdk import ToolScope, llm_tool
 
@@ -315,17 +316,23 @@ RECENT_SECONDS = 3600.0  # of slow calls that are shown
 
 
 class LogsRoom(Room):
-    """The logs of one bus."""
+    """The logs of one bus, and the records of its calls over HTTP."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._outputs = PluginOutputs(core.catalog.registry, self._call, self._own)
         self._levels = LogLevels(_later)
+        self._explainer = Explainer(core)
         self._draining = asyncio.Event()  # set once the bus shuts down
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools of this room."""
-        return [self.plugin_logs, self.plugin_restart, self.plugin_stop, self.log_level, self.slow_calls]
+        levels, explain = self.log_level, self._explainer.explain
+        return [self.plugin_logs, self.plugin_restart, self.plugin_stop, levels, self.slow_calls, explain]
+
+    def routes(self) -> Iterable[str]:
+        """Names the endpoint of records."""
+        return ["toolbus.parts.observability.record_routes:router"]
 
     async def start(self) -> None:
         """Begins to note slow calls."""

@@ -17,7 +17,7 @@ from tests.support.core_model import row
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, within
 from toolbus.bus import Bus
 from toolbus.bus.calls.call_records import MAX_RECORDS, RecordFilter
-from toolbus.bus.gateway.record_routes import RecordedCalls, SharedBatches
+from toolbus.parts.observability.record_routes import RecordedCalls, SharedBatches
 from toolbus.testing import running_bus
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

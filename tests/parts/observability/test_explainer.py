@@ -14,7 +14,7 @@ from tests.bus.keys.keys_directory import KeysDirectory
 from toolbus.bus import Bus
 from toolbus.bus.access.identity import Globs, template
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.operators.explainer import Explainer
+from toolbus.parts.observability.explainer import Explainer
 from toolbus.sdk import CallContext, Plugin
 from toolbus.testing import running_bus
 
