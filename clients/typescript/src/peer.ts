@@ -119,9 +119,9 @@ export class Peer {
     return this.running;
   }
 
-  /** Runs in the background, unless it runs already or has left; calls and listings report its end. */
+  /** Runs in the background, unless it runs already or has left; logs why the bus refused this peer. */
   begin(): void {
-    if (!this.left) this.run().catch(() => undefined);
+    if (!this.left && this.running === null) this.run().catch((problem: ToolBusError) => this.log(problem.message));
   }
 
   /** Shuts down gracefully: the bus sends no new calls, those in flight are finished, then `run` returns. */

@@ -101,11 +101,12 @@ export class Plugin {
 
   /** Connects in the background. */
   start(): void {
-    this.peer.run().catch((problem: unknown) => this.peer.log(String(problem)));
+    this.peer.begin();
   }
 
-  /** Waits until the bus has answered for all tools. @throws RequestError, PeerLost */
+  /** Connects, and waits until the bus has answered for all tools. @throws RequestError, PeerLost */
   async ready(): Promise<void> {
+    this.start();
     await this.peer.until(() => this.peer.declared);
   }
 

@@ -262,6 +262,17 @@ test("mistakes of the program name the value, the rule and the fix", async () =>
   await assert.rejects(host.list({ role: "nobody" }), RequestError);
 });
 
+test("a plugin that the bus refuses says why, once, and run rejects with it", async () => {
+  const bound = new Plugin("bound", { ...quiet, address: bus.grpc, token: "a" });
+  await bound.ready();
+  const logged: string[] = [];
+  const other = new Plugin("bound", { address: bus.grpc, token: "b", log: (text) => logged.push(text) });
+  await assert.rejects(other.ready(), (problem) => problem instanceof RequestError && problem.code === "PERMISSION_DENIED");
+  await assert.rejects(other.run(), RequestError);
+  assert.equal(logged.length, 1);
+  await bound.close();
+});
+
 test("without a bus a call is refused at its deadline, and a listing says where it looked", async () => {
   const lonely = new Host({ ...quiet, address: "127.0.0.1:1" });
   const { error } = await lonely.call("add", {}, { timeout: 0.1 });
