@@ -23,6 +23,7 @@ from toolbus.cli import terminal
 from toolbus.cli.help_text import epilog
 from toolbus.cli.steady_output import json_note, steady_output, text_note
 from toolbus.common.cancellation import wait_first
+from toolbus.common.log_limit import LineBudget
 from toolbus.common.setting import FLAG, Option, ValueKind
 from toolbus.common.text import clean_line, clean_lines, escape_unsafe
 from toolbus.errors import SetupError
@@ -86,6 +87,7 @@ def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
 def log_to_stderr(settings: ServeSettings) -> None:
     """Sends the log of this process to standard error."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(LineBudget(("toolbus.sessions", "toolbus.catalog", "toolbus.mounts")))
     handler.setFormatter(_JsonLines() if settings.log_json else _Lines(date=not sys.stderr.isatty()))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the bus logs its own start and stop

@@ -112,6 +112,8 @@ def memory_of_group(group: int) -> int:
 
 log = logging.getLogger("toolbus.mounts")
 
+MAX_LOGGED = 500  # characters of a server's own log message in the log of the bus
+
 FIX_FAILED = "correct its entry, or run `toolbus mounts restart {name}`"
 FIX_LOGIN = "run `toolbus mount {name} --url … --login`"
 
@@ -445,7 +447,8 @@ class Mount:
         elif method == "notifications/message":
             data = params.get("data")
             text = shorten(data if isinstance(data, str) else dump_json(data), 4000)
-            log.info("%s [%s]: %s", self.name, clean_line(str(params.get("level") or "info")), clean_line(text))
+            level, shown = clean_line(str(params.get("level") or "info")), shorten(clean_line(text), MAX_LOGGED)
+            log.info("%s [%s]: %s", self.name, level, shown)
             self.handler.log_message(text, stream)
 
     def relist(self, *kinds: str) -> None:
