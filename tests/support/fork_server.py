@@ -306,7 +306,7 @@ class _Server:
 def _main() -> None:
     program = Program[sys.argv[1]]
     if program is Program.COMMAND:
-        from toolbus.cli.grpc_switch import set_switch
+        from toolbus.common.grpc_switch import set_switch
 
         set_switch()
     for module in program.value:

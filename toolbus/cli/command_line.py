@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from toolbus.cli import terminal
-from toolbus.cli.grpc_switch import set_switch
 from toolbus.cli.help_text import epilog
+from toolbus.common.grpc_switch import set_switch
 from toolbus.common.part import PartCommand, load, parts
 from toolbus.errors import SetupError
 from toolbus.parts import NOUNS

@@ -11,16 +11,21 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-import grpc
-import grpc.aio
-
 from toolbus.common.cancellation import is_being_cancelled
+from toolbus.common.grpc_switch import switched
 from toolbus.protocol.session import Outbox
 from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import MESSAGE_BYTES
 from toolbus.sdk.transport import STOPPED, Receive, UnaryFailed
 from toolbus.v1 import tool_bus_service_pb2 as wire
-from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
+
+with switched():
+    import grpc
+    import grpc.aio
+
+    from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
+
+    WITHOUT_ENGINE = "-event_engine_client" in os.environ.get("GRPC_EXPERIMENTS", "")
 
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
@@ -165,8 +170,7 @@ def _open_channel(bus: BusAddress, credential: Credential | None) -> grpc.aio.Ch
 
 def _options() -> list[tuple[str, int]]:
     """Returns the options of a channel."""
-    without_engine = "-event_engine_client" in os.environ.get("GRPC_EXPERIMENTS", "")
-    every = KEEPALIVE_WITHOUT_ENGINE_MS if without_engine else KEEPALIVE_MS
+    every = KEEPALIVE_WITHOUT_ENGINE_MS if WITHOUT_ENGINE else KEEPALIVE_MS
     answer = UNANSWERED_MS - every
     return [
         *OPTIONS,

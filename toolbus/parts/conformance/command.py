@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.grpc_switch import clear_switch
 from toolbus.cli.help_text import epilog
+from toolbus.common.grpc_switch import clear_switch
 
 if TYPE_CHECKING:
     from toolbus.parts.conformance.player import Played
