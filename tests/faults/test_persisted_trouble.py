@@ -78,6 +78,30 @@ async def test_a_tool_that_has_not_answered_for_thirty_days_expires_with_a_log_l
         assert silent["back"] < 0.1
 
 
+@pytest.mark.parametrize("days", [400, -400, 9000], ids=str)
+@pytest.mark.parametrize("when", ["at a start", "while running"])
+async def test_a_wrong_clock_lets_no_tool_expire(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, when: str
+) -> None:
+    right = time.time
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+        plugin.leave()
+        if when == "at a start":
+            monkeypatch.setattr(time, "time", lambda: right() + days * DAY)
+        async with start(timings=Timings(note_seconds=0.01)) as bus:
+            monkeypatch.setattr(time, "time", lambda: right() + days * DAY)
+            await asyncio.sleep(0.1)  # for the housekeeping
+            assert names(bus) == ["x"]
+        monkeypatch.setattr(time, "time", right)
+        async with start(timings=Timings(note_seconds=0.01)) as bus:
+            await asyncio.sleep(0.1)
+            assert names(bus) == ["x"]
+            plugin.come()
+            await until(lambda: names(bus) == ["x"], "it to be there")
+
+
 @pytest.mark.parametrize("how", ["called", "registered", "there"])
 async def test_an_answer_is_persisted(start: Start, tmp_path: Path, how: str) -> None:
     with CallbackPlugin().come() as plugin:

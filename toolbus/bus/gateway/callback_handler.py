@@ -8,7 +8,6 @@ listens: see `CallbackHandler.recognizes`. Nothing here sends requests.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,12 +31,17 @@ class Origin:
         handlers: the registrations with a URL of this origin.
         online: whether it accepts connections, as far as the bus knows; its confirmed tools are then offered.
         failures: connect failures in a row.
-        answered_at: when it last accepted a connection or answered, in seconds since the epoch.
+        answered_at: when it last accepted a connection or answered, in seconds of `RunClock`.
     """
 
-    __slots__ = (*("address", "answered_at", "failures", "handlers", "last_failure", "online", "probing", "source"),)
+    __slots__ = (
+        *("_now", "address", "answered_at", "failures", "handlers", "last_failure", "online", "probing", "source"),
+    )
 
-    def __init__(self, source: str, address: tuple[str, str, int], answered_at: float) -> None:
+    def __init__(
+        self, source: str, address: tuple[str, str, int], answered_at: float, now: Callable[[], float]
+    ) -> None:
+        self._now = now
         self.source = source
         self.address = address
         self.handlers: dict[CallbackHandler, None] = {}
@@ -80,7 +84,7 @@ class Origin:
     def reset_failures(self) -> None:
         """Begins the count of failures anew, since it accepted a connection or answered in any way (REST-43)."""
         self.failures = 0
-        self.answered_at = time.time()
+        self.answered_at = self._now()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
 from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
+from toolbus.bus.storage.store import Kind, Store
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.refused_tools import add_refused
 from toolbus.bus.streams.tool_review import Pinning, first_fault, notify_owners, refusal
@@ -255,6 +256,37 @@ class RegistrationWriter:
         )
 
 
+class RunClock:
+    """The time since the epoch as buses on a data directory count it: by the monotonic clock, on from the run before.
+
+    So neither a wrong clock, at a start or while running, nor a time in which no bus ran lets anything expire.
+
+    Args:
+        store: where it is persisted; None: nowhere.
+    """
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        stored = {} if store is None else store.load(CLOCK)
+        seen = stored.get("seconds")
+        self._ahead = (seen if isinstance(seen, int | float) else time.time()) - time.monotonic()
+        self.save()
+
+    def now(self) -> float:
+        """Returns the time, in seconds."""
+        return time.monotonic() + self._ahead
+
+    def save(self) -> None:
+        """Persists the time, for the next run to go on."""
+        try:
+            if self._store is not None:
+                self._store.write(CLOCK, {"seconds": self.now()})
+        except Exception as problem:  # of any database; the next run then goes on from an earlier time
+            log.warning("the time cannot be persisted: %s", problem)
+
+
+# How long buses ran on a data directory, from which the expiry of registrations is counted.
+CLOCK = Kind("clock", needed=False, without="count from the time of the system's clock")
 DEFAULT_SOURCE = "external"  # REST-3
 EXPIRE_SECONDS = 30 * 86_400.0  # without an answer of its origin, until a tool is dropped
 
@@ -281,13 +313,14 @@ class Registrations:
         self._callbacks = Callbacks(core.calls.dispatcher, core.config.limits, core.sessions.neighbours.allows, signals)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}  # by source and address
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
+        self._clock = RunClock(core.program.store if store is not None else None)
         self._handlers: dict[str, CallbackHandler] = {}  # by key: every registration, online or offline
         self._audit = core.audit
         self._review = core.sessions.presence.review
         self._adopt = core.catalog.roles.first_use
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._restoring = False  # whether the probes of restored origins are not complete
-        self._answers_saved_at = time.time()  # when the times of the last answers were last persisted
+        self._answers_saved_at = self._clock.now()  # when the times of the last answers were last persisted
 
     def __repr__(self) -> str:
         offline = sum(not origin.online for origin in self._origins.values())
@@ -445,7 +478,7 @@ class Registrations:
         self._audit.check()
         outcomes = []
         for tool, target in items:
-            handler = self._handler(source, tool, target, secrets.token_hex(8), time.time())
+            handler = self._handler(source, tool, target, secrets.token_hex(8), self._clock.now())
             handler.secret, handler.listener = secret, handler.origin.listener() or ""
             outcome = self._registry.register(handler, [tool], needs_role=needs_role, waits=not needs_role)
             notify_owners(outcome)
@@ -482,7 +515,7 @@ class Registrations:
     ) -> CallbackHandler:
         origin = self._origins.get((source, target.origin))
         if origin is None:
-            origin = self._origins[source, target.origin] = Origin(source, target.origin, answered_at)
+            origin = self._origins[source, target.origin] = Origin(source, target.origin, answered_at, self._clock.now)
             self._by_source.setdefault(source, {})[origin] = None
         origin.answered_at = max(origin.answered_at, answered_at)
         return CallbackHandler(key, tool, target, origin, self._callbacks.exchanges, self._limits.calls_in_flight)
@@ -498,7 +531,8 @@ class Registrations:
         self._writer.persist(self._handlers.values(), strict=strict)
 
     def _persist_answers(self) -> None:
-        since, self._answers_saved_at = self._answers_saved_at, time.time()
+        since, self._answers_saved_at = self._answers_saved_at, self._clock.now()
+        self._clock.save()
         origins = [origin for origin in self._origins.values() if origin.answered_at >= since]
         if not self._writer.save_answers(origins, self._answers_saved_at):
             self._answers_saved_at = since
@@ -586,7 +620,7 @@ class Registrations:
     async def _keep_house(self) -> None:
         while True:
             try:
-                silent_since = time.time() - self._timings.note_seconds
+                silent_since = self._clock.now() - self._timings.note_seconds
                 await self._callbacks.probe_once(
                     [each for each in self._origins.values() if each.is_serving and each.answered_at < silent_since]
                 )
@@ -598,10 +632,10 @@ class Registrations:
             await asyncio.sleep(self._timings.note_seconds)
 
     def _expire(self) -> None:
-        """Drops the tools of origins that did not answer for 30 days."""
+        """Drops the tools of origins that did not answer for 30 days in which a bus ran."""
         if self._restoring:
             return
-        oldest = time.time() - EXPIRE_SECONDS
+        oldest = self._clock.now() - EXPIRE_SECONDS
         silent = [each for each in self._origins.values() if not each.is_serving]
         for origin in [each for each in silent if each.answered_at < oldest]:
             handlers = list(origin.handlers)
