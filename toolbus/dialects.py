@@ -12,7 +12,14 @@ from toolbus.common.lazy import lazily
 if TYPE_CHECKING:
     from toolbus.parts.models.dialects.anthropic import Anthropic
     from toolbus.parts.models.dialects.conversation import Answered, Answers, Delta, Message, ModelCall, Turn, Usage
-    from toolbus.parts.models.dialects.dialect import Dialect, EndpointError, TurnStream
+    from toolbus.parts.models.dialects.dialect import (
+        CallsCancelled,
+        Dialect,
+        EndpointError,
+        RealtimeDialect,
+        RealtimeParser,
+        TurnStream,
+    )
     from toolbus.parts.models.dialects.export import Export, LeftOut
     from toolbus.parts.models.dialects.gemini import Gemini
     from toolbus.parts.models.dialects.gemini_live import GeminiLive
@@ -28,7 +35,6 @@ if TYPE_CHECKING:
         StepFunRealtime,
     )
     from toolbus.parts.models.dialects.openai_responses import OpenAIResponses
-    from toolbus.parts.models.dialects.realtime_dialect import CallsCancelled, RealtimeDialect, RealtimeParser
     from toolbus.parts.models.dialects.schemas.losses import Loss
 
 __all__ = [
@@ -59,10 +65,11 @@ __getattr__, __dir__ = lazily(
         "parts.models.dialects.openai_realtime": "GlmRealtime Grok OpenAIRealtime QwenRealtime StepFunRealtime",
         "parts.models.dialects.openai_responses": "OpenAIResponses",
         "parts.models.dialects.conversation": "Answered Answers Delta Message ModelCall Turn Usage",
-        "parts.models.dialects.dialect": "Dialect EndpointError TurnStream",
+        "parts.models.dialects.dialect": (
+            "Dialect EndpointError TurnStream CallsCancelled RealtimeDialect RealtimeParser"
+        ),
         "parts.models.dialects.names": "DIALECTS find_dialect",
         "parts.models.dialects.export": "Export LeftOut",
-        "parts.models.dialects.realtime_dialect": "CallsCancelled RealtimeDialect RealtimeParser",
         "parts.models.dialects.schemas.losses": "Loss",
     },
 )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from toolbus.common.lazy import lazily
 
 if TYPE_CHECKING:
-    from toolbus.parts.council.available_tools import AvailableTool
     from toolbus.parts.council.council import Council, deliberation_block
     from toolbus.parts.council.deliberation import (
         CouncilCompleted,
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
         ToolsFailed,
     )
     from toolbus.parts.council.inline_tools import InlineExport, InlineTarget, InlineTools
-    from toolbus.parts.council.language_model import Completion, LanguageModel, Question
     from toolbus.parts.council.prompt_tool import PromptTool, bundled_prompt_tools, read_prompt_tools
     from toolbus.parts.council.settings import CouncilSettings, Member, SidecarSettings, read_member
-    from toolbus.parts.council.sidecar import lent, model_of, sidecar_model
-    from toolbus.parts.council.tool_runner import plan_arguments
+    from toolbus.parts.council.sidecar import Completion, LanguageModel, Question, lent, model_of, sidecar_model
+    from toolbus.parts.council.tool_runner import AvailableTool, plan_arguments
 
 __all__ = [
     # the council
@@ -56,11 +54,9 @@ __getattr__, __dir__ = lazily(
             "Scene CouncilHistory HistoryEntry Deliberation ToolOutcome CouncilCompleted CouncilEvent "
             "CouncilStarted MemberDone ToolsFailed"
         ),
-        "parts.council.available_tools": "AvailableTool",
         "parts.council.inline_tools": "InlineExport InlineTarget InlineTools",
         "parts.council.prompt_tool": "PromptTool bundled_prompt_tools read_prompt_tools",
-        "parts.council.language_model": "Completion LanguageModel Question",
-        "parts.council.sidecar": "lent model_of sidecar_model",
-        "parts.council.tool_runner": "plan_arguments",
+        "parts.council.sidecar": "lent model_of sidecar_model Completion LanguageModel Question",
+        "parts.council.tool_runner": "plan_arguments AvailableTool",
     },
 )

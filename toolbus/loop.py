@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from toolbus.common.lazy import lazily
 
 if TYPE_CHECKING:
-    from toolbus.parts.models.loop.approval import ApprovalGiven, ApprovalRequest, ApprovalRequested, Approve, Decision
+    from toolbus.parts.models.loop.approval import (
+        ApprovalGiven,
+        ApprovalRequest,
+        ApprovalRequested,
+        Approve,
+        Decision,
+        ask_on_terminal,
+    )
     from toolbus.parts.models.loop.endpoint import (
         Endpoint,
         anthropic_endpoint,
@@ -41,7 +48,6 @@ if TYPE_CHECKING:
         Sync,
         ToolsSent,
     )
-    from toolbus.parts.models.loop.terminal_approval import ask_on_terminal
     from toolbus.parts.models.loop.tool_loop import ToolLoop
     from toolbus.parts.models.loop.tool_refusal import refuses_tools
     from toolbus.parts.models.loop.tool_source import Rule, ToolSource, source_of
@@ -68,8 +74,9 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "parts.models.loop.tool_loop": "ToolLoop",
-        "parts.models.loop.approval": "ApprovalGiven ApprovalRequest ApprovalRequested Approve Decision",
-        "parts.models.loop.terminal_approval": "ask_on_terminal",
+        "parts.models.loop.approval": (
+            "ApprovalGiven ApprovalRequest ApprovalRequested Approve Decision ask_on_terminal"
+        ),
         "parts.models.loop.loop_settings": "LoopSettings SYNCHRONET",
         "parts.models.loop.tool_source": "Rule ToolSource source_of",
         "parts.models.loop.turn_reply": "CallDone Reply",

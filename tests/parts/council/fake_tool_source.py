@@ -11,7 +11,7 @@ from typing import Any
 from toolbus.errors import Code, Stage
 from toolbus.extension import CouncilSettings, Member, ToolOutcome
 from toolbus.functions.call_context import CallContext
-from toolbus.parts.council.language_model import Completion, Question
+from toolbus.parts.council.sidecar import Completion, Question
 from toolbus.protocol.tool import CallError, Progress, Result, Tool
 
 USER = {"role": "user", "content": "Who is at the door?"}

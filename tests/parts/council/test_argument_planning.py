@@ -13,8 +13,8 @@ from tests.parts.council.fake_tool_source import Model
 from tests.support.examples import examples
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.errors import ToolBusError
-from toolbus.parts.council.language_model import Completion, LanguageModel, Question
 from toolbus.parts.council.settings import Member, SidecarSettings
+from toolbus.parts.council.sidecar import Completion, LanguageModel, Question
 from toolbus.parts.council.tool_runner import coerce_arguments, missing_required, plan_arguments, read_arguments
 from toolbus.protocol.tool import Tool
 

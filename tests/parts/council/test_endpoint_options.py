@@ -12,9 +12,8 @@ import pytest
 from toolbus.errors import SetupError
 from toolbus.functions.scope import ToolScope
 from toolbus.loop import anthropic_endpoint, gemini_endpoint, ollama_endpoint, openai_endpoint, responses_endpoint
-from toolbus.parts.council.language_model import Question
 from toolbus.parts.council.settings import SidecarSettings
-from toolbus.parts.council.sidecar import lent, model_of
+from toolbus.parts.council.sidecar import Question, lent, model_of
 from toolbus.parts.models.loop.endpoint import Endpoint
 from toolbus.sdk.generation import GenerationRequest
 

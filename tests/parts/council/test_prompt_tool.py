@@ -12,10 +12,9 @@ import pytest
 from tests.parts.council.fake_tool_source import Model
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.errors import InvalidTool, ToolBusError
-from toolbus.parts.council.language_model import Completion, Question
 from toolbus.parts.council.prompt_tool import PromptTool, PromptTools, instructions, read_prompt_tools, run_prompt_tool
 from toolbus.parts.council.settings import CouncilSettings, Member, SidecarSettings
-from toolbus.parts.council.sidecar import SidecarError
+from toolbus.parts.council.sidecar import Completion, Question, SidecarError
 
 ADA = Member(
     "1",

@@ -17,9 +17,8 @@ from tests.parts.models.loop.official_clients import official
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.errors import SetupError
 from toolbus.loop import Endpoint, ollama_endpoint
-from toolbus.parts.council.language_model import Completion, Question, completion_of
 from toolbus.parts.council.settings import SidecarSettings
-from toolbus.parts.council.sidecar import SidecarError, model_of, sidecar_model
+from toolbus.parts.council.sidecar import Completion, Question, SidecarError, completion_of, model_of, sidecar_model
 from toolbus.parts.models.dialects.dialect import EndpointError
 from toolbus.parts.models.dialects.mcp import Mcp
 from toolbus.parts.models.dialects.openai_chat import OpenAIChat

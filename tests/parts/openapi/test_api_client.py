@@ -16,9 +16,8 @@ import pytest
 from tests.support.certificates import Authority
 from tests.support.waiting import within
 from toolbus.errors import SetupError
-from toolbus.parts.openapi.api_client import ApiClient, ApiUnreachable
+from toolbus.parts.openapi.api_client import ApiClient, ApiResponse, ApiUnreachable
 from toolbus.parts.openapi.api_request import ApiRequest
-from toolbus.parts.openapi.api_response import ApiResponse
 from toolbus.parts.openapi.document_loader import fetch_document
 
 DOCUMENT = b'{"openapi": "3.1.0", "paths": {}}'

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.parts.openapi.api_response import ApiResponse, read_response
+from toolbus.parts.openapi.api_client import ApiResponse, read_response
 
 LIMIT = 100
 

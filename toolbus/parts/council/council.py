@@ -26,7 +26,6 @@ from toolbus.common.newest import NewestCacheBySize
 from toolbus.common.text import list_names, nearest
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.call_context import CallContext, ContextMessage
-from toolbus.parts.council.available_tools import AvailableTool, available_tools, by_any_name, missing_tool, no_model
 from toolbus.parts.council.deliberation import (
     NO_SCENE,
     CouncilCompleted,
@@ -44,7 +43,6 @@ from toolbus.parts.council.deliberation import (
     notify,
 )
 from toolbus.parts.council.inline_tools import InlineTools
-from toolbus.parts.council.language_model import LanguageModel
 from toolbus.parts.council.prompt_tool import PromptTool
 from toolbus.parts.council.settings import (
     COUNCIL_TIMINGS,
@@ -55,7 +53,15 @@ from toolbus.parts.council.settings import (
     SidecarSettings,
     participants,
 )
-from toolbus.parts.council.tool_runner import ToolRunner
+from toolbus.parts.council.sidecar import LanguageModel
+from toolbus.parts.council.tool_runner import (
+    AvailableTool,
+    ToolRunner,
+    available_tools,
+    by_any_name,
+    missing_tool,
+    no_model,
+)
 from toolbus.parts.extension.extension import context_text
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameRule
 from toolbus.parts.models.loop.tool_source import ToolSource, source_of

@@ -18,8 +18,8 @@ from typing import Any
 from toolbus.common.cancellation import is_being_cancelled
 from toolbus.errors import Code, InvalidRequest, Stage, ToolBusError
 from toolbus.functions.call_context import NO_CONTEXT, CallContext
-from toolbus.parts.council.available_tools import available_tools, by_any_name
 from toolbus.parts.council.settings import Member
+from toolbus.parts.council.tool_runner import available_tools, by_any_name
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.parts.models.loop.tool_source import ToolSource
 from toolbus.parts.models.loop.turn_reply import refusal

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from toolbus.common.cancellation import is_being_cancelled
 from toolbus.errors import InvalidTool, ToolBusError
 from toolbus.parts.council.deliberation import TimedOut
-from toolbus.parts.council.language_model import Completion, LanguageModel, Question, ask
 from toolbus.parts.council.settings import ATTEMPTS, COUNCIL_TIMINGS, Member, SidecarSettings
+from toolbus.parts.council.sidecar import Completion, LanguageModel, Question, ask
 from toolbus.protocol.tool import MAX_NAME, MIB, NAME
 
 log = logging.getLogger("toolbus.extension")

@@ -24,7 +24,6 @@ from toolbus.common.reader import Reader, read_file
 from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest, PeerLost, SetupError
 from toolbus.functions.call_context import CallContext, ContextMessage
-from toolbus.parts.council.available_tools import no_model
 from toolbus.parts.council.council import Council
 from toolbus.parts.council.deliberation import (
     CouncilEvent,
@@ -36,10 +35,10 @@ from toolbus.parts.council.deliberation import (
     message_of,
 )
 from toolbus.parts.council.inline_tools import InlineTools
-from toolbus.parts.council.language_model import LanguageModel
 from toolbus.parts.council.prompt_tool import PromptTool, bundled_prompt_tools, read_prompt_tools
 from toolbus.parts.council.settings import API_KEY_VARIABLE, CouncilSettings, SidecarSettings
-from toolbus.parts.council.sidecar import sidecar_model
+from toolbus.parts.council.sidecar import LanguageModel, sidecar_model
+from toolbus.parts.council.tool_runner import no_model
 from toolbus.parts.models.dialects.wire_names import NameRule
 from toolbus.protocol.tool import MIB
 

@@ -14,9 +14,8 @@ from toolbus.errors import SetupError
 from toolbus.functions.reply import Reply
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.parts.openapi.api import Api, ApiTool, read_api
-from toolbus.parts.openapi.api_client import ApiClient, ApiUnreachable, load_httpx
+from toolbus.parts.openapi.api_client import ApiClient, ApiUnreachable, load_httpx, read_response
 from toolbus.parts.openapi.api_request import ApiRequest, ArgumentFault, build_request
-from toolbus.parts.openapi.api_response import read_response
 from toolbus.parts.openapi.api_settings import (  # fmt: skip
     MAX_IN_FLIGHT,
     MAX_RESPONSE_BYTES,

@@ -21,7 +21,7 @@ from tests.parts.console.top import world
 from tests.parts.console.top.digests import DigestHost
 from toolbus.parts.console.top.digest_reader import ReaderTimings
 from toolbus.parts.console.top.screen import TopApp
-from toolbus.parts.console.top.table import Selection
+from toolbus.parts.console.top.views import Selection
 from toolbus.sdk import Host
 
 SIZE = (120, 30)

@@ -23,7 +23,7 @@ from tests.support.waiting import within
 from toolbus.errors import Code, RequestError
 from toolbus.parts.console.top.command import FrameSettings, print_frames
 from toolbus.parts.console.top.digest_reader import BusLost, DigestReader, ReaderTimings
-from toolbus.parts.console.top.table import Selection
+from toolbus.parts.console.top.views import Selection
 from toolbus.sdk import Host
 
 TIMINGS = ReaderTimings(wait=0.05, late=10.0, look=0.01, pause=0.02)

@@ -27,7 +27,7 @@ from toolbus.errors import Code
 from toolbus.parts.console.top.header import ViewTab
 from toolbus.parts.console.top.row_list import ColumnHeads, RowList
 from toolbus.parts.console.top.screen import TopApp
-from toolbus.parts.console.top.table import Selection
+from toolbus.parts.console.top.views import Selection
 
 FIRST = digest(
     1,

@@ -4,8 +4,7 @@ import pytest
 
 from tests.parts.console.top.digests import change, digest, ended, failed, running, session, source, tool
 from toolbus.parts.console.top.bus_state import BARS, BusState
-from toolbus.parts.console.top.table import Selection, View, select
-from toolbus.parts.console.top.views import CALLS, ERRORS, SOURCES, TOOLS, VIEWS
+from toolbus.parts.console.top.views import CALLS, ERRORS, SOURCES, TOOLS, VIEWS, Selection, View, select
 
 ALL = Selection()
 

@@ -12,7 +12,7 @@ from tests.parts.models.dialects.sample_tools import PLAIN
 from toolbus.common.text import join_surrogates_in_json
 from toolbus.dialects import Dialect, Message, Turn, find_dialect
 from toolbus.parts.models.dialects.conversation import Delta, ModelCall, SurrogateJoiner, model_call
-from toolbus.parts.models.dialects.realtime_dialect import RealtimeDialect, RealtimeEvent
+from toolbus.parts.models.dialects.dialect import RealtimeDialect, RealtimeEvent
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameTable
 
 Json = dict[str, Any]

@@ -14,9 +14,9 @@ from tests.parts.models.dialects.sample_tools import CHINESE, DOTTED, PLAIN, SAM
 from tests.support.providers import genai_types
 from toolbus.errors import Code, Stage
 from toolbus.parts.models.dialects.conversation import Answered, Delta, Json, ModelCall, Usage
+from toolbus.parts.models.dialects.dialect import CallsCancelled, RealtimeEvent, ResponseEnded
 from toolbus.parts.models.dialects.endings import NAMELESS
 from toolbus.parts.models.dialects.gemini_live import GeminiLive
-from toolbus.parts.models.dialects.realtime_dialect import CallsCancelled, RealtimeEvent, ResponseEnded
 from toolbus.parts.models.dialects.wire_names import NameTable
 from toolbus.protocol.tool import CallError, Result
 

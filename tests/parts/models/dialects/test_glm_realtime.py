@@ -10,8 +10,8 @@ from tests.parts.models.dialects.sample_tools import PLAIN, SAMPLES
 from tests.support.providers import OfficialType
 from toolbus.errors import SetupError
 from toolbus.parts.models.dialects.conversation import Answered, ModelCall
+from toolbus.parts.models.dialects.dialect import CallsCancelled, RealtimeEvent
 from toolbus.parts.models.dialects.openai_realtime import GlmRealtime
-from toolbus.parts.models.dialects.realtime_dialect import CallsCancelled, RealtimeEvent
 from toolbus.parts.models.dialects.wire_names import NameTable
 from toolbus.protocol.tool import Result
 

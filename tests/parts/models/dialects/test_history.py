@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.parts.models.dialects.random_histories import ARGUMENTS, IDS
-from toolbus.parts.models.dialects.call_ids import portable_id, unique_calls, unique_id
+from toolbus.parts.models.dialects.call_arguments import portable_id, unique_calls, unique_id
 from toolbus.parts.models.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn
 from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.history import (

@@ -13,6 +13,16 @@ from tests.parts.models.dialects.sample_tools import CHINESE, PLAIN, SAMPLES
 from tests.support.providers import OfficialType
 from toolbus.errors import Code, Stage
 from toolbus.parts.models.dialects.conversation import Answered, Delta, Json, ModelCall, Usage
+from toolbus.parts.models.dialects.dialect import (
+    CallsCancelled,
+    RealtimeEvent,
+    RealtimeParser,
+    ResponseBegan,
+    ResponseEnded,
+    ResponseRefused,
+    SpeechBegan,
+    SpeechEnded,
+)
 from toolbus.parts.models.dialects.endings import NAMELESS
 from toolbus.parts.models.dialects.openai_event_parser import MAX_CALL_KEYS
 from toolbus.parts.models.dialects.openai_realtime import (
@@ -22,16 +32,6 @@ from toolbus.parts.models.dialects.openai_realtime import (
     OpenAIRealtime,
     QwenRealtime,
     StepFunRealtime,
-)
-from toolbus.parts.models.dialects.realtime_dialect import (
-    CallsCancelled,
-    RealtimeEvent,
-    RealtimeParser,
-    ResponseBegan,
-    ResponseEnded,
-    ResponseRefused,
-    SpeechBegan,
-    SpeechEnded,
 )
 from toolbus.parts.models.dialects.wire_names import NameTable
 from toolbus.protocol.tool import CallError, Result

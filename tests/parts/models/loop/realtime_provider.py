@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from tests.parts.models.loop.scripted_model import FunctionSource
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.parts.models.dialects.conversation import Json
+from toolbus.parts.models.dialects.dialect import RealtimeDialect
 from toolbus.parts.models.dialects.openai_event_parser import BUSY
 from toolbus.parts.models.dialects.openai_realtime import OpenAIRealtime
-from toolbus.parts.models.dialects.realtime_dialect import RealtimeDialect
 from toolbus.parts.models.loop.loop_events import CallEnded
 from toolbus.parts.models.loop.realtime_session import RealtimeSession
 

@@ -16,8 +16,8 @@ from toolbus.parts.models.dialects.conversation import Message
 from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.names import find_dialect
 from toolbus.parts.models.dialects.openai_chat import OpenAIChat
-from toolbus.parts.models.loop.endpoint_refusals import MAX_PROBES, EndpointRefusals, Halving
 from toolbus.parts.models.loop.tool_loop import MAX_REQUESTS
+from toolbus.parts.models.loop.tool_refusal import MAX_PROBES, EndpointRefusals, Halving
 from toolbus.protocol.tool import Tool
 
 GRAMMAR = "Failed to initialize samplers: failed to parse grammar"

@@ -6,8 +6,7 @@ import pytest
 
 from tests.parts.moving.neko.folders import PLUGINS
 from toolbus.parts.moving.check.neko_rules import NEKO
-from toolbus.parts.moving.check.source_file import Effect
-from toolbus.parts.moving.check.system import Report, check
+from toolbus.parts.moving.check.source_file import Effect, Report, check
 
 STOPS, DIFFERS, NOTE = Effect.STOPS, Effect.DIFFERS, Effect.NOTE
 MANIFEST = '[plugin]\nid = "a"\nentry = "plugin.plugins.a:A"\n'

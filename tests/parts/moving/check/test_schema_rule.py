@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from toolbus.parts.moving.check.neko_rules import NEKO
-from toolbus.parts.moving.check.source_file import Effect
+from toolbus.parts.moving.check.source_file import Effect, System, check
 from toolbus.parts.moving.check.stargazer_rules import STARGAZER
-from toolbus.parts.moving.check.system import System, check
 
 UNKNOWN = '{"type": "object", "properties": {"x": {"type": "strin"}}}'
 PYTHON_TOOL = "async def run(x=''): return x\nTOOL_NAME = 't'\n"

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.parts.moving.check.source_file import Effect
+from toolbus.parts.moving.check.source_file import Effect, Report, System, check
 from toolbus.parts.moving.check.spindle_rules import SPINDLE
 from toolbus.parts.moving.check.synchronet_rules import SYNCHRONET
-from toolbus.parts.moving.check.system import Report, System, check
 
 STOPS, DIFFERS, NOTE = Effect.STOPS, Effect.DIFFERS, Effect.NOTE
 SEEDS = Path(__file__).parents[2] / "dropin" / "seed_scripts"

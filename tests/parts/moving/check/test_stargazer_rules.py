@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from toolbus import tools
-from toolbus.parts.moving.check.source_file import Effect
+from toolbus.parts.moving.check.source_file import Effect, Report, check
 from toolbus.parts.moving.check.stargazer_rules import NAMES, STARGAZER
-from toolbus.parts.moving.check.system import Report, check
 
 STOPS, DIFFERS, NOTE = Effect.STOPS, Effect.DIFFERS, Effect.NOTE
 FILE = "TOOL_NAME = 't'\nasync def run(**kwargs): return ''\n"

@@ -14,7 +14,7 @@ from tests.parts.moving.neko.folders import loaded
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
 from toolbus.parts.moving.check.neko_rules import NEKO
-from toolbus.parts.moving.check.system import check
+from toolbus.parts.moving.check.source_file import check
 from toolbus.parts.moving.neko.plugin_folder import use_sdk
 from toolbus.parts.moving.neko.plugin_lifecycle import start_plugin
 from toolbus.sdk import ToolScope

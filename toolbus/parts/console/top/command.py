@@ -17,7 +17,7 @@ from toolbus.cli.help_text import epilog
 from toolbus.parts.console.top import frame
 from toolbus.parts.console.top.bus_state import BusState
 from toolbus.parts.console.top.digest_reader import BusLost, DigestReader, ReaderTimings
-from toolbus.parts.console.top.table import Selection
+from toolbus.parts.console.top.views import Selection
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host

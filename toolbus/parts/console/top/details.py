@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 from toolbus.parts.console.top import units
 from toolbus.parts.console.top.bus_state import BARS, BusState, is_failure
-from toolbus.parts.console.top.table import Selection, select
-from toolbus.parts.console.top.views import CALLS, CallLine, FailureLine, SourceLine, ToolLine
+from toolbus.parts.console.top.views import CALLS, CallLine, FailureLine, Selection, SourceLine, ToolLine, select
 
 Fact: TypeAlias = tuple[str, str]
 """What it is, and its value; a label of "" continues the fact before it."""

@@ -10,8 +10,17 @@ from typing import Any, TypeAlias
 
 from toolbus.parts.console.top import units
 from toolbus.parts.console.top.bus_state import BusState, Row
-from toolbus.parts.console.top.table import Selection, View, select
-from toolbus.parts.console.top.views import CALLS, ERRORS, SOURCES, TOOLS, CallLine, FailureLine
+from toolbus.parts.console.top.views import (
+    CALLS,
+    ERRORS,
+    SOURCES,
+    TOOLS,
+    CallLine,
+    FailureLine,
+    Selection,
+    View,
+    select,
+)
 
 # Fields of the bus that the JSON object has, null where the bus did not say.
 _OF_BUS = (

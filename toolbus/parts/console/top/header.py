@@ -11,7 +11,7 @@ from toolbus.common.text import clean_line
 from toolbus.parts.console.top import frame, units
 from toolbus.parts.console.top.bus_state import BusState
 from toolbus.parts.console.top.digest_reader import ConnectionLoss
-from toolbus.parts.console.top.table import Selection, View
+from toolbus.parts.console.top.views import Selection, View
 
 RATE_BARS = 24
 _MUTED = "$foreground 60%"

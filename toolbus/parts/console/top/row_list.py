@@ -21,7 +21,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from toolbus.common.text import clean_line
-from toolbus.parts.console.top.table import Column, View
+from toolbus.parts.console.top.views import Column, View
 
 GAP = 2  # blanks between columns
 LEAST_ROOM = 8  # cells of the column that takes what the others leave, where no further column can go

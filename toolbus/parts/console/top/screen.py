@@ -29,8 +29,7 @@ from toolbus.parts.console.top.details import Fact
 from toolbus.parts.console.top.digest_reader import DigestReader, LiveState, ReaderTimings
 from toolbus.parts.console.top.header import ViewTab
 from toolbus.parts.console.top.row_list import ColumnHeads, RowList
-from toolbus.parts.console.top.table import Selection, View, select
-from toolbus.parts.console.top.views import SOURCES, TOOLS, VIEWS, CallLine
+from toolbus.parts.console.top.views import SOURCES, TOOLS, VIEWS, CallLine, Selection, View, select
 from toolbus.sdk import Host
 
 Row: TypeAlias = Mapping[str, Any]

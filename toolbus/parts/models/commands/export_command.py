@@ -20,9 +20,8 @@ from toolbus.cli.bus_client import (
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
-    from toolbus.parts.models.dialects.dialect import Dialect
+    from toolbus.parts.models.dialects.dialect import Dialect, RealtimeDialect
     from toolbus.parts.models.dialects.export import Export
-    from toolbus.parts.models.dialects.realtime_dialect import RealtimeDialect
 
 EPILOG = epilog(
     (

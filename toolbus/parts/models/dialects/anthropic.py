@@ -13,8 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from toolbus.parts.models.dialects.call_arguments import ANNOUNCED, joined_pieces, refused, resolved
-from toolbus.parts.models.dialects.call_ids import portable_id
+from toolbus.parts.models.dialects.call_arguments import ANNOUNCED, joined_pieces, portable_id, refused, resolved
 from toolbus.parts.models.dialects.conversation import (
     Answered,
     Delta,

@@ -17,18 +17,18 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from toolbus.parts.models.dialects.conversation import Answered, Delta, Json, ModelCall, model_call
-from toolbus.parts.models.dialects.dialect import as_mapping
-from toolbus.parts.models.dialects.endings import LIVE_ENDINGS, NAMELESS
-from toolbus.parts.models.dialects.export import Export
-from toolbus.parts.models.dialects.gemini import MAX_DECLARATIONS, declaration, response_object, snake_case
-from toolbus.parts.models.dialects.openai_event_parser import arguments, mapping, string
-from toolbus.parts.models.dialects.realtime_dialect import (
+from toolbus.parts.models.dialects.dialect import (
     CallsCancelled,
     RealtimeDialect,
     RealtimeEvent,
     RealtimeParser,
     ResponseEnded,
+    as_mapping,
 )
+from toolbus.parts.models.dialects.endings import LIVE_ENDINGS, NAMELESS
+from toolbus.parts.models.dialects.export import Export
+from toolbus.parts.models.dialects.gemini import MAX_DECLARATIONS, declaration, response_object, snake_case
+from toolbus.parts.models.dialects.openai_event_parser import arguments, mapping, string
 from toolbus.parts.models.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
 from toolbus.parts.models.dialects.token_usage import gemini_usage
 from toolbus.parts.models.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable

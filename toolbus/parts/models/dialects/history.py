@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from toolbus.common.text import parse_json
 from toolbus.errors import Code, Stage
-from toolbus.parts.models.dialects.call_ids import portable_id, short_id, unique_id
+from toolbus.parts.models.dialects.call_arguments import portable_id, short_id, unique_id
 from toolbus.parts.models.dialects.conversation import Answered, Answers, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.parts.models.dialects.dialect import Dialect
 from toolbus.parts.models.dialects.export import Export

@@ -9,8 +9,7 @@ from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from toolbus.parts.models.dialects.dialect import Dialect
-    from toolbus.parts.models.dialects.realtime_dialect import RealtimeDialect
+    from toolbus.parts.models.dialects.dialect import Dialect, RealtimeDialect
 
 _CLASSES = {
     "openai": ("openai_chat", "OpenAIChat"),

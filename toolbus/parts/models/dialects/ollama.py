@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from toolbus.errors import InvalidRequest
-from toolbus.parts.models.dialects.call_ids import unique_calls
+from toolbus.parts.models.dialects.call_arguments import unique_calls
 from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, ModelCall, Turn, model_call
 from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
 from toolbus.parts.models.dialects.endings import OLLAMA_ENDINGS, read_end

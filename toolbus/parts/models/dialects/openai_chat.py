@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolbus.common.text import is_json_object
-from toolbus.parts.models.dialects.call_arguments import joined_pieces
-from toolbus.parts.models.dialects.call_ids import unique_calls
+from toolbus.parts.models.dialects.call_arguments import joined_pieces, unique_calls
 from toolbus.parts.models.dialects.conversation import (
     Delta,
     HistoryItem,

@@ -16,10 +16,7 @@ from typing import Any
 from toolbus.common.newest import NewestCache
 from toolbus.parts.models.dialects.call_arguments import joined_pieces, refused, resolved
 from toolbus.parts.models.dialects.conversation import Delta, Ending, ModelCall, SurrogateJoiner, model_call
-from toolbus.parts.models.dialects.dialect import as_mapping
-from toolbus.parts.models.dialects.endings import NAMELESS, REALTIME_ENDINGS
-from toolbus.parts.models.dialects.history import arguments_text
-from toolbus.parts.models.dialects.realtime_dialect import (
+from toolbus.parts.models.dialects.dialect import (
     CallsCancelled,
     RealtimeEvent,
     RealtimeParser,
@@ -28,7 +25,10 @@ from toolbus.parts.models.dialects.realtime_dialect import (
     ResponseRefused,
     SpeechBegan,
     SpeechEnded,
+    as_mapping,
 )
+from toolbus.parts.models.dialects.endings import NAMELESS, REALTIME_ENDINGS
+from toolbus.parts.models.dialects.history import arguments_text
 from toolbus.parts.models.dialects.token_usage import responses_usage
 from toolbus.parts.models.dialects.wire_names import NameTable
 

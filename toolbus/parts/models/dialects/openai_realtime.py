@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from toolbus.errors import SetupError
 from toolbus.parts.models.dialects.conversation import Answered, Json
-from toolbus.parts.models.dialects.dialect import ToolChoice
+from toolbus.parts.models.dialects.dialect import RealtimeDialect, RealtimeParser, ToolChoice
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export, LeftOut
 from toolbus.parts.models.dialects.openai_chat import nested_tool
 from toolbus.parts.models.dialects.openai_event_parser import OpenAIEventParser
@@ -24,7 +24,6 @@ from toolbus.parts.models.dialects.provider_results import (
     data_url,
     image_label,
 )
-from toolbus.parts.models.dialects.realtime_dialect import RealtimeDialect, RealtimeParser
 from toolbus.parts.models.dialects.schemas.schema_rules import OPENAI_SCHEMAS, SchemaRules
 from toolbus.parts.models.dialects.tool_choice import forced_tool, function_choice
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable

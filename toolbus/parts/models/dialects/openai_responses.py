@@ -11,8 +11,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolbus.parts.models.dialects.call_arguments import ANNOUNCED, has_arguments, joined_pieces, refused, resolved
-from toolbus.parts.models.dialects.call_ids import unique_calls
+from toolbus.parts.models.dialects.call_arguments import (
+    ANNOUNCED,
+    has_arguments,
+    joined_pieces,
+    refused,
+    resolved,
+    unique_calls,
+)
 from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, Usage, model_call
 from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
 from toolbus.parts.models.dialects.endings import RESPONSES_ENDINGS, read_end

@@ -1,7 +1,8 @@
 """Asks a program before a call is made: its hook lets the call run, refuses it or changes its arguments.
 
 Every failure refuses the call. A call runs only with arguments that the hook has seen: they are written from the values
-that the hook got, so that a tool that reads JSON in another way gets the same values.
+that the hook got, so that a tool that reads JSON in another way gets the same values. `ask_on_terminal` is a hook for
+programs with a console.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import asyncio
 import inspect
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from toolbus.common.cancellation import is_being_cancelled
-from toolbus.common.text import dump_json, escape_surrogates, quote, shorten
+from toolbus.common.terminal_input import discard_input, read_line
+from toolbus.common.text import clean_line, dump_json, escape_surrogates, escape_unsafe, quote, shorten
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.parts.models.dialects.conversation import ModelCall
@@ -257,3 +260,35 @@ def _refusal(request: ApprovalRequest, why: str, advice: str) -> Result:
     return Result(
         is_error=True, error=CallError(Code.PERMISSION_DENIED, text, Stage.NOT_DISPATCHED, reason=NOT_APPROVED)
     )
+
+
+MAX_SHOWN_ARGUMENTS = 10_000  # characters: a person does not read more than a few screens
+
+_YES, _NO = frozenset(("y", "yes")), frozenset(("", "n", "no"))
+
+
+async def ask_on_terminal(request: ApprovalRequest) -> Decision:
+    """Shows a call to the person at the terminal. Returns their answer: yes, no, or a text for the model.
+
+    Lines that were typed or pasted before the question are discarded: they do not answer it. Without a terminal the
+    call is refused.
+    """
+    if sys.stdin is None or not sys.stdin.isatty():
+        return "the user cannot be asked, since the program has no terminal"
+    discard_input()
+    print(f"\n{_described(request)}", file=sys.stderr, flush=True)
+    line = await read_line("Run it? y: yes; Enter: no; or write what to do instead:")
+    answer = "" if line is None else clean_line(line)
+    if answer.lower() in _YES:
+        return True
+    return False if answer.lower() in _NO else f"the user wrote: {answer}"
+
+
+def _described(request: ApprovalRequest) -> str:
+    """Returns a call as a person reads it; no text of a model or a plugin can change the terminal."""
+    arguments = escape_unsafe(json.dumps(request.arguments, ensure_ascii=False, indent=2))
+    if len(arguments) > MAX_SHOWN_ARGUMENTS:
+        left_out = len(arguments) - MAX_SHOWN_ARGUMENTS
+        arguments = f"{arguments[:MAX_SHOWN_ARGUMENTS]}\n… and {left_out} more characters"
+    danger = ", which may destroy data" if request.tool.annotations.destructive is True else ""
+    return f"The model wants to call {clean_line(request.tool.name)}{danger}:\n{arguments}"

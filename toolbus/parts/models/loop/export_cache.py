@@ -12,8 +12,8 @@ from toolbus.common.newest import NewestCache
 from toolbus.errors import PeerLost, ToolBusError
 from toolbus.parts.models.dialects.dialect import Dialect
 from toolbus.parts.models.dialects.export import Export, LeftOut, ToolWriter
-from toolbus.parts.models.loop.endpoint_refusals import EndpointRefusals
 from toolbus.parts.models.loop.loop_tools import LoopTools
+from toolbus.parts.models.loop.tool_refusal import EndpointRefusals
 from toolbus.parts.models.loop.tool_source import ToolSource, missing_after_restart
 from toolbus.protocol.tool import Tool
 

@@ -28,9 +28,7 @@ from toolbus.common.newest import NewestCache
 from toolbus.errors import Code, InvalidRequest, PeerLost, SetupError, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.parts.models.dialects.conversation import Answered, Delta, Ending, Json, ModelCall, Usage
-from toolbus.parts.models.dialects.dialect import ToolChoice, as_mapping
-from toolbus.parts.models.dialects.export import Export
-from toolbus.parts.models.dialects.realtime_dialect import (
+from toolbus.parts.models.dialects.dialect import (
     CallsCancelled,
     RealtimeDialect,
     ResponseBegan,
@@ -38,7 +36,10 @@ from toolbus.parts.models.dialects.realtime_dialect import (
     ResponseRefused,
     SpeechBegan,
     SpeechEnded,
+    ToolChoice,
+    as_mapping,
 )
+from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.loop.approval import Approval, Approve, RepeatGuard, check_hook
 from toolbus.parts.models.loop.export_cache import export_within
 from toolbus.parts.models.loop.loop_events import CallEnded, CallEvent, ReasoningDelta, TextDelta

@@ -29,7 +29,6 @@ from toolbus.parts.models.dialects.tool_choice import chosen_names, follows, for
 from toolbus.parts.models.dialects.wire_names import NameTable
 from toolbus.parts.models.loop.approval import Approval, Approve, RepeatGuard, check_hook
 from toolbus.parts.models.loop.endpoint import Endpoint, check_endpoint
-from toolbus.parts.models.loop.endpoint_refusals import MAX_PROBES, EndpointRefusals, without
 from toolbus.parts.models.loop.export_cache import ExportCache
 from toolbus.parts.models.loop.loop_events import (
     Finished,
@@ -46,7 +45,15 @@ from toolbus.parts.models.loop.loop_settings import MIN_TOOLS, LoopSettings
 from toolbus.parts.models.loop.loop_tools import DeferredTools, LoopTools
 from toolbus.parts.models.loop.result_cut import ResultCutter, cut_text
 from toolbus.parts.models.loop.round_calls import CallRunner
-from toolbus.parts.models.loop.tool_refusal import refuses_tools, schema_refusal, strict_of, tool_limit
+from toolbus.parts.models.loop.tool_refusal import (
+    MAX_PROBES,
+    EndpointRefusals,
+    refuses_tools,
+    schema_refusal,
+    strict_of,
+    tool_limit,
+    without,
+)
 from toolbus.parts.models.loop.tool_source import Rule, ToolSource, in_order, route, source_of
 from toolbus.parts.models.loop.turn_reply import (
     CallDone,

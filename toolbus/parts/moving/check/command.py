@@ -12,7 +12,7 @@ from toolbus.cli.bus_client import JsonOption
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
-    from toolbus.parts.moving.check.system import Report
+    from toolbus.parts.moving.check.source_file import Report
 
 EPILOG = epilog(
     (
@@ -44,7 +44,7 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check code of another system without running it: list what behaves differently here."""
-    from toolbus.parts.moving.check.system import check as check_path
+    from toolbus.parts.moving.check.source_file import check as check_path
     from toolbus.parts.moving.check.systems import SYSTEMS
 
     if not origin:

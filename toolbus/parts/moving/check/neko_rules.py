@@ -10,9 +10,17 @@ from pathlib import Path
 
 from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import ToolOptions
-from toolbus.parts.moving.check.schema_rule import schemas
-from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile, constant, dotted, is_installed, keyword
-from toolbus.parts.moving.check.system import System
+from toolbus.parts.moving.check.source_file import (
+    Effect,
+    Finding,
+    SourceFile,
+    System,
+    constant,
+    dotted,
+    is_installed,
+    keyword,
+    schemas,
+)
 from toolbus.parts.moving.neko import entries
 from toolbus.parts.moving.neko.absences import IGNORED, OBJECTS, RAISING
 from toolbus.parts.moving.neko.plugin_base import NekoPluginBase

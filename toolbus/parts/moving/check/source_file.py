@@ -1,14 +1,21 @@
-"""Reads one file of the checked code, and answers what rules ask about it; nothing in it is run."""
+"""Reads one file of the checked code and answers what rules ask about it; applies the rules of a system to a path.
+
+Nothing in the checked code is run. Schemas that are written in Python code are read as the bus will read them.
+"""
 
 from __future__ import annotations
 
 import ast
 import enum
 import importlib.util
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+from toolbus.protocol.json_schema import SchemaFault, normal_form
 
 # Defines the findings of a check.
 
@@ -188,3 +195,127 @@ def _catches_imports(handler: ast.ExceptHandler) -> bool:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(dotted(kind) in _OPTIONAL for kind in kinds)
+
+
+Rule = Callable[[SourceFile], Iterable[Finding]]
+FolderRule = Callable[[Path], Iterable[Finding]]
+
+_SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "data"}  # besides folders that begin with a dot
+_TESTS = re.compile(r"(^|/)(tests?/|test_[^/]*$|conftest\.py$)")  # a plugin runs without them
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A system that code comes from.
+
+    Attributes:
+        name: its name for ``--from``.
+        title: its name, for people.
+        rules: for the files with a suffix, such as ``.py``.
+        folder_rules: for each folder that `roots` finds.
+        roots: what of a checked folder is one plugin or one folder of tools; by default the folder itself.
+    """
+
+    name: str
+    title: str
+    rules: Mapping[str, Sequence[Rule]]
+    folder_rules: Sequence[FolderRule] = ()
+    roots: Callable[[Path], Sequence[Path]] = field(default=lambda path: [path])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a check.
+
+    Attributes:
+        findings: in the order of files and lines.
+        files: how many files were read.
+    """
+
+    findings: tuple[Finding, ...]
+    files: int
+
+    @property
+    def runs(self) -> bool:
+        """Whether nothing has to be changed."""
+        return not any(each.effect is Effect.STOPS for each in self.findings)
+
+
+def check(path: Path, system: System) -> Report:
+    """Applies a system's rules to a file, or to all files in a folder; runs nothing of them."""
+    roots = system.roots(path) if path.is_dir() else [path]
+    found: list[Finding] = []
+    count = 0
+    for root in roots:
+        folder = root if root.is_dir() else root.parent
+        if root.is_dir():
+            found += [each for rule in system.folder_rules for each in rule(root)]
+        for file in _files(root):
+            if rules := system.rules.get(file.suffix):
+                count += 1
+                found += _check_file(file, folder, rules)
+    unique = dict.fromkeys(found)
+    return Report(tuple(sorted(unique, key=lambda each: (str(each.path), each.line))), count)
+
+
+def _check_file(file: Path, root: Path, rules: Sequence[Rule]) -> Iterator[Finding]:
+    source = read_source(file, root)
+    if isinstance(source, Finding):
+        yield source
+        return
+    for rule in rules:
+        try:
+            yield from rule(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
+            line = getattr(problem, "lineno", 0) or 0
+            reason = getattr(problem, "msg", "") or str(problem)
+            yield Finding(file, line, Effect.STOPS, f"is not valid: {reason}", "Correct the file: it cannot be read.")
+            return
+
+
+def _files(root: Path) -> Iterator[Path]:
+    if not root.is_dir():
+        yield root
+        return
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(each for each in folders if each not in _SKIPPED and not each.startswith("."))
+        for name in sorted(files):
+            file = Path(folder, name)
+            if not _TESTS.search(str(file.relative_to(root))):
+                yield file
+
+
+_KEYS = ("parameters", "TOOL_PARAMETERS")
+_REMEDY = "Correct the schema: until then the other tools are offered, and this one is not."
+
+
+def schemas(source: SourceFile) -> Iterator[Finding]:
+    """Yields what the bus refuses, or reads otherwise than it is written; leaves out schemas that are computed."""
+    for node in ast.walk(source.tree):
+        for key, value in _named_values(node):
+            if key not in _KEYS or not isinstance(value, ast.Dict):
+                continue
+            try:
+                form = normal_form(ast.literal_eval(value))
+            except SchemaFault as fault:
+                yield source.finding(value, Effect.STOPS, f"the bus refuses the tool: {fault}", _REMEDY)
+            except (ValueError, TypeError, AttributeError):
+                continue
+            else:
+                for warning in form.warnings:
+                    yield source.finding(value, Effect.NOTE, warning)
+
+
+def _named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yields what a node gives a name: a keyword, a variable or a key of a dictionary."""
+    match node:
+        case ast.keyword(arg=str(name), value=value):
+            yield name, value
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            yield name, value
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            yield name, value
+        case ast.Dict(keys=keys, values=values):
+            for each, value in zip(keys, values, strict=True):
+                if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    yield each.value, value

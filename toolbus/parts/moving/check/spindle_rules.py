@@ -11,8 +11,7 @@ from toolbus.parts.dropin.file_loader import extension_entry
 from toolbus.parts.dropin.javascript.remedies import is_announced, sentence, spindle_remedy
 from toolbus.parts.dropin.manifest import EXTENSION
 from toolbus.parts.moving.check.script_rules import bad_names, code_of, imports, line_of, missing_names, parsed
-from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile
-from toolbus.parts.moving.check.system import System
+from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile, System
 
 _MEMBER = re.compile(r"(?<![\w$.])spindle\s*(?:\?\.|\.)\s*([\w$]+(?:\s*(?:\?\.|\.)\s*[\w$]+)*)")
 _EVENT = re.compile(r"""\s*\(\s*["'](\w+)["']""")

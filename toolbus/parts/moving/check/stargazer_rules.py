@@ -9,9 +9,16 @@ from pathlib import Path
 
 from toolbus.functions.scope import ToolScope
 from toolbus.parts.dropin.manifest import FILE
-from toolbus.parts.moving.check.schema_rule import schemas
-from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile, dotted, is_installed, read_source
-from toolbus.parts.moving.check.system import System
+from toolbus.parts.moving.check.source_file import (
+    Effect,
+    Finding,
+    SourceFile,
+    System,
+    dotted,
+    is_installed,
+    read_source,
+    schemas,
+)
 from toolbus.processes.child_environment import PLUGIN, variables_read_by
 
 # The names of `toolbus.tools`, whose modules are not loaded for it.

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from toolbus.parts.dropin.javascript.remedies import HELPERS, SPIDERMONKEY, sentence
 from toolbus.parts.moving.check.script_rules import bad_names, code_of, line_of, missing_names, parsed
-from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile, read_source
-from toolbus.parts.moving.check.system import System
+from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile, System, read_source
 
 _LOADS = re.compile(r"(?<![\w$.])(?:load|require)\s*\(")
 _TEXT = re.compile(r"""\s*["']([^"'\n]*)["']""")
