@@ -1,8 +1,8 @@
 """Defines dialects: pure readers and writers of one provider's JSON, as Python dicts.
 
 A dialect has no connection. The program that talks to the provider (the tool loop, another host) passes in the received
-JSON and sends the returned JSON. In a realtime dialect that is a session, a socket that stays open, whose events a parser
-converts into the few kinds that all providers have.
+JSON and sends the returned JSON. In a realtime dialect that is a session, a socket that stays open, whose events a
+parser converts into the few kinds that all providers have.
 """
 
 from __future__ import annotations
