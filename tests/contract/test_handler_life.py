@@ -67,21 +67,6 @@ async def test_progress_holds_off_the_idle_timeout_and_silence_does_not_where_th
     await offer.idle()
 
 
-async def test_a_cancelled_call_ends_and_its_tool_is_cancelled(bus: Bus, offer: Offer) -> None:
-    waiting = Waiting()
-    await offer.offer(waiting.work)
-    call = asyncio.create_task(bus.call("waits"))
-    await waiting.has_begun()
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert next(iter(bus.records)).code is Code.CANCELLED  # the caller itself has gone
-    await waiting.was_cancelled()
-    await offer.idle()
-    waiting.let_go()
-    assert (await within(bus.call("waits"))).unwrap() == "let go"
-
-
 async def test_a_plain_function_sees_a_cancel_and_keeps_its_slot_until_it_returns(
     bus: Bus, offer: Offer, kind: Kind
 ) -> None:
@@ -131,28 +116,6 @@ async def test_what_a_plain_function_hands_back_after_its_call_was_cancelled_is_
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
-async def test_results_of_many_calls_do_not_mix(bus: Bus, offer: Offer, kind: Kind) -> None:
-    async def doubles(arguments: dict[str, Any], scope: Scope) -> Any:
-        scope.report(arguments["n"])
-        if arguments["n"] % 3 == 0:
-            await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
-        return arguments["n"] * 2
-
-    def doubles_plainly(arguments: dict[str, Any], scope: Scope) -> Any:
-        return arguments["n"] * 2
-
-    await offer.offer(Work("doubles", doubles), Work("doubles_plainly", doubles_plainly))
-    seen: list[tuple[int, float]] = []
-
-    async def one(number: int) -> Result:
-        name = "doubles" if number % 2 else "doubles_plainly"
-        return await bus.call(name, {"n": number}, on_progress=lambda each: seen.append((number, each.progress)))
-
-    results = await asyncio.wait_for(asyncio.gather(*map(one, range(200))), WAIT_SECONDS)
-    assert [result.unwrap() for result in results] == [number * 2 for number in range(200)]
-    assert sorted(seen) == [(number, number) for number in range(1, 200, 2) if kind.reports_progress]
-
-
 async def test_functions_that_block_delay_no_other_call(bus: Bus, offer: Offer) -> None:
     blocking = Blocking()
     plain = Work("plain", lambda arguments, scope: "plain")
@@ -164,21 +127,6 @@ async def test_functions_that_block_delay_no_other_call(bus: Bus, offer: Offer) 
     assert not any(call.done() for call in calls)
     blocking.let_go()
     assert [result.unwrap() for result in await asyncio.gather(*calls)] == ["let go"] * 24
-
-
-async def test_a_call_beyond_the_last_slot_is_refused_with_a_hint(bus: Bus, offer: Offer, kind: Kind) -> None:
-    waiting = Waiting()
-    await offer.offer(waiting.work, echo())
-    calls = [asyncio.create_task(bus.call("waits")) for _ in range(256)]
-    await waiting.has_begun(256)
-    error = failure(await within(bus.call("waits")))
-    assert (error.code, error.stage, error.retry_safe) == (Code.OVERLOADED, Stage.NOT_DISPATCHED, True)
-    assert error.limit == ("calls_in_flight", 256.0)
-    assert error.retry_after_seconds > 0
-    assert (await within(bus.call("echo"))).is_error is (kind.slots_of == "session")
-    waiting.let_go()
-    assert {result.unwrap() for result in await asyncio.gather(*calls)} == {"let go"}
-    assert (await within(bus.call("waits"))).unwrap() == "let go"
 
 
 # -- context -----------------------------------------------------------------------------------------------------------
@@ -233,20 +181,6 @@ async def test_an_unknown_tool_is_not_found_and_those_that_there_are_get_named(b
     assert (error.code, error.stage) == (Code.NOT_FOUND, Stage.NOT_DISPATCHED)
     assert "'wether'" in error.message
     assert error.message.endswith("echo, weather.now")
-
-
-async def test_a_tool_that_is_taken_away_while_it_works_still_answers(bus: Bus, offer: Offer) -> None:
-    waiting = Waiting()
-    await offer.offer(waiting.work, echo())
-    call = asyncio.create_task(bus.call("waits"))
-    await waiting.has_begun()
-    await offer.withdraw("waits")
-    error = failure(await within(bus.call("waits")))
-    assert (error.code, error.message) == (Code.NOT_FOUND, "there is no tool 'waits'; there are: echo")
-    assert not call.done()
-    waiting.let_go()
-    assert (await within(call)).unwrap() == "let go"
-    assert (await within(bus.call("echo"))).unwrap() == {}
 
 
 async def test_a_call_with_an_older_schema_hash_fails_with_what_changed(bus: Bus, offer: Offer) -> None:

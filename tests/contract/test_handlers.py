@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from tests.contract.conftest import RESULT_BYTES
 from tests.contract.handler_cases import failure
 from tests.contract.offer import Offer
 from tests.contract.offers import Kind
-from tests.contract.works import CITY, Refuses, Scope, Seen, Shows, Waiting, Work, echo, raises
-from tests.support.waiting import until, within
+from tests.contract.works import CITY, Refuses, Scope, Seen, Work, echo, raises
+from tests.support.waiting import within
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
-from toolbus.sdk import image, link, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -147,32 +144,6 @@ async def test_such_a_key_arrives_where_the_schema_declares_it(bus: Bus, offer: 
     assert result.unwrap() == ({key: "bob"} if kind.strips_user_keys else users)
 
 
-async def test_parts_beside_the_output_arrive_whole_where_they_can_be_sent(bus: Bus, offer: Offer, kind: Kind) -> None:
-    parts = [text("哇 👋"), image(bytes(range(256))), link("https://example.org/a?b=c#d", "a page", mime="text/html")]
-
-    async def shows(arguments: dict[str, Any], scope: Scope) -> Any:
-        return Shows({"kept": 5.0}, parts)
-
-    await offer.offer(Work("shows", shows))
-    result = await within(bus.call("shows"))
-    assert repr(result.unwrap()) == "{'kept': 5.0}"
-    assert list(result.content) == (parts if kind.sends_content else [])
-
-
-async def test_a_result_over_the_limit_is_replaced_by_the_limit(bus: Bus, offer: Offer) -> None:
-    async def fills(arguments: dict[str, Any], scope: Scope) -> Any:
-        return "x" * arguments["characters"]
-
-    await offer.offer(Work("fills", fills))
-    error = failure(await within(bus.call("fills", {"characters": RESULT_BYTES + 1})))
-    assert (error.code, error.limit, error.retry_safe) == (
-        Code.RESULT_TOO_LARGE,
-        ("result_bytes", RESULT_BYTES),
-        False,
-    )
-    assert len((await within(bus.call("fills", {"characters": RESULT_BYTES - 1000}))).unwrap()) == RESULT_BYTES - 1000
-
-
 # -- tools that say no -------------------------------------------------------------------------------------------------
 
 
@@ -248,20 +219,3 @@ async def test_progress_arrives_in_order_and_before_the_result(bus: Bus, offer: 
         (step, 50, f"step {step}") for step in range(1, 51)
     ]
     assert "".join(each.chunk for each in seen) == (result.unwrap() if kind.shows_chunks else "")
-
-
-async def test_progress_arrives_while_the_tool_works(bus: Bus, offer: Offer, kind: Kind) -> None:
-    waiting = Waiting()
-
-    async def works(arguments: dict[str, Any], scope: Scope) -> Any:
-        scope.report(0.5)
-        return await waiting.work.run(arguments, scope)
-
-    await offer.offer(Work("works", works))
-    seen: list[Any] = []
-    call = asyncio.create_task(bus.call("works", on_progress=seen.append))
-    await waiting.has_begun()
-    await until(lambda: seen or not kind.reports_progress, "the progress")
-    assert not call.done()
-    waiting.let_go()
-    assert (await within(call)).unwrap() == "let go"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -51,15 +50,6 @@ def test_synchronets_texts_are_its_own() -> None:
         "(I got the data but did not produce a summary -- try rephrasing the question.)"
     )
     assert (SYNCHRONET.rounds, SYNCHRONET.forced_answer, SYNCHRONET.max_parallel) == (4, False, 1)
-
-
-@pytest.mark.parametrize("name", toolbus.loop.__all__)
-def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
-    value = getattr(toolbus.loop, name)
-    home = getattr(value, "__module__", "toolbus.loop")
-    if home.startswith("toolbus.loop."):
-        assert getattr(importlib.import_module(home), name) is value
-    assert name in dir(toolbus.loop)
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
