@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from toolbus.bus.access.identity import OBSERVER, Principal
+from toolbus.common.newest import NewestCache
 from toolbus.errors import NotAudited, ToolBusError
 
 Act = Literal[
@@ -49,6 +50,11 @@ Outcome = Literal["ok", "begun", "failed", "refused"]
 REFUSALS: frozenset[Act] = frozenset({"refuse", "denied", "rate"})
 REFUSALS_PER_SECOND = 10
 REFUSALS_BURST = 200
+# Acts that a source does as often as it likes, each with a line; beyond a budget for each source they are counted only.
+OWN_ACTS: frozenset[Act] = frozenset({"attach", "end", "register", "withdraw"})
+OWN_ACTS_PER_SECOND = 10
+OWN_ACTS_BURST = 2_000
+MAX_BUDGETS = 10_000  # sources
 
 BUS = Principal("toolbus")
 
@@ -109,8 +115,9 @@ class Audit:
     def __init__(self) -> None:
         self._writer: Writer | None = None  # None: nothing is written
         self._required = False
-        self._refusals = float(REFUSALS_BURST)  # how many may be written now
-        self._refusals_at = 0.0  # when that was computed, in seconds since the epoch
+        self._refusals = _Budget(REFUSALS_BURST, REFUSALS_PER_SECOND)
+        self._own_acts: NewestCache[str, _Budget] = NewestCache(MAX_BUDGETS)  # by source
+        self._lock = threading.Lock()  # of these
 
     def __repr__(self) -> str:
         return f"<Audit {self._writer or 'off'}>"
@@ -159,7 +166,7 @@ class Audit:
         if writer is None:
             return
         now = time.time()
-        if act in REFUSALS and not self._may_refuse(now):
+        if not self._has_budget(act, principal.source, now):
             writer.lose(1)
             return
         writer.put(AuditRecord(now, _fields(act, principal, target, outcome, why, more)))
@@ -218,12 +225,33 @@ class Audit:
         if self._required and self._writer is not None and self._writer.failing:
             raise _not_done("the last line could not be written, the bus's log says why")
 
-    def _may_refuse(self, now: float) -> bool:
-        passed, self._refusals_at = now - self._refusals_at, now
-        self._refusals = min(REFUSALS_BURST, self._refusals + max(0.0, passed) * REFUSALS_PER_SECOND)
-        if self._refusals < 1:
+    def _has_budget(self, act: Act, source: str, now: float) -> bool:
+        """Tells whether one more line may be written; where the audit is required, each act of a source has its own."""
+        with self._lock:
+            if act in REFUSALS:
+                return self._refusals.take(now)
+            if act not in OWN_ACTS or self._required:
+                return True
+            budget = self._own_acts.get(source)
+            if budget is None:
+                budget = self._own_acts[source] = _Budget(OWN_ACTS_BURST, OWN_ACTS_PER_SECOND)
+            return budget.take(now)
+
+
+class _Budget:
+    """So many lines at once, and so many a second."""
+
+    def __init__(self, burst: int, per_second: int) -> None:
+        self._burst, self._per_second = burst, per_second
+        self._left, self._at = float(burst), 0.0  # how many may be written, as of a time in seconds since the epoch
+
+    def take(self, now: float) -> bool:
+        """Tells whether one more may be written, and counts it."""
+        passed, self._at = now - self._at, now
+        self._left = min(self._burst, self._left + max(0.0, passed) * self._per_second)
+        if self._left < 1:
             return False
-        self._refusals -= 1
+        self._left -= 1
         return True
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.parts.audit.chains import entries, writing
 from tests.parts.audit.test_audit_writer import filled, full_disk
 from toolbus.bus.access.identity import Identity, Principal, Scopes
-from toolbus.bus.audit import REFUSALS_BURST, Audit
+from toolbus.bus.audit import OWN_ACTS_BURST, REFUSALS_BURST, Audit
 from toolbus.errors import InvalidRequest, NotAudited
 
 ANN = Principal("chat", identity=Identity("ann", Scopes(), "k1", "token"))
@@ -85,6 +85,26 @@ def test_what_is_not_required_is_done_on_a_full_disk_and_written_later(tmp_path:
             audit.check()
     assert done == ["permit"]
     assert [(each["act"], each["outcome"]) for each in entries(tmp_path)[count:]] == [("permit", "ok")]
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_source_that_comes_and_goes_without_end_fills_no_disk_and_hides_no_other(
+    tmp_path: Path, required: bool
+) -> None:
+    audit, count = Audit(), OWN_ACTS_BURST + 1_000
+    flood, other = Principal("flood"), Principal("other")
+    with writing(tmp_path) as writer:
+        audit.open(writer, required=required)
+        for number in range(count):
+            audit.record(("attach", "register", "withdraw", "end")[number % 4], flood)
+        audit.record("attach", other)
+        audit.record("permit", flood)  # of an operator: always
+    lines = entries(tmp_path)
+    written = sum(each.get("source") == "flood" and each["act"] != "permit" for each in lines)
+    assert (written == count) is required
+    assert written + sum(each.get("lines", 0) for each in lines) == count
+    assert [each["act"] for each in lines if each.get("source") == "other"] == ["attach"]
+    assert sum(each["act"] == "permit" for each in lines) == 1
 
 
 def test_a_flood_of_refusals_is_counted_and_not_written(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
     assert attached.keys() == ended.keys() == {"weather", "chat"}
     assert (attached["weather"]["tools"], attached["chat"]["tools"]) == (1, 0)
     assert attached["chat"]["peer"] == ended["chat"]["peer"] != ""
-    assert attached["chat"]["why"].startswith("from ipv4:127.0.0.1:")
+    assert attached["chat"]["why"].startswith(("from lane:", "from ipv4:127.0.0.1:"))
     assert all(each["how"] == "local" and each["boot"] for each in entries(tmp_path / FOLDER))
 
 
