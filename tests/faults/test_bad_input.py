@@ -94,6 +94,38 @@ async def test_every_fault_of_an_attach_that_is_all_or_none_is_named_at_once(str
     assert "description_bytes" in details
 
 
+LONG_TEXTS = {
+    "Chinese": "很长的名字" * 20,
+    "emoji": "\U0001f63a" * 100,
+    "ASCII": "bad name " * 100,
+    "controls": "a\x01\n%" * 100,
+}
+
+
+@pytest.mark.parametrize("number", [12, 200])
+@pytest.mark.parametrize("name", LONG_TEXTS.values(), ids=LONG_TEXTS.keys())
+async def test_a_long_text_of_a_status_reaches_clients_that_take_small_headers(
+    stranger: RawPeer, address: str, name: str, number: int
+) -> None:
+    """Some libraries take 8 KiB of headers; above that a client sees another status, and tries for ever."""
+    tools = [tool(f"t{each}", {"properties": {name: {"type": name}}}) for each in range(number)]
+    options = (("grpc.max_metadata_size", 8192), ("grpc.absolute_max_metadata_size", 8192))
+    async with grpc.aio.insecure_channel(address, (*options, ("grpc.use_local_subchannel_pool", 1))) as channel:
+        stub: Any = rpc.ToolBusServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            async for _ in stub.Invoke(iter([opening("names", *tools, all_or_none=True)])):
+                pass
+        assert failure.value.code() is INVALID
+        assert "'t0'" in (failure.value.details() or "")
+        callbacks = [
+            pb.Tool(name=each.name, parameters_json=each.parameters_json, callback_url="http://127.0.0.1:9/")
+            for each in tools
+        ]
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await stub.Register(wire.RegisterRequest(source="names", tools=callbacks, all_or_none=True))
+        assert failure.value.code() is INVALID
+
+
 async def test_an_unknown_session_id_is_refused_with_how_to_fix_it(connect: Connect) -> None:
     peer = await connect("peer")
     with pytest.raises(grpc.aio.AioRpcError) as failure:
