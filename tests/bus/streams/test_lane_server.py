@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -140,6 +143,37 @@ async def test_what_breaks_a_rule_ends_with_a_status_that_says_so(
             peer.send(*each)
         code, text = await peer.status()
         assert (code, words in text) == (status, True), text
+
+
+PAYLOADS = (
+    *(b"Invoke", b"List", b"Clear", b"", b"\xff" * 40, b"\x0a\x05"),
+    wire.InvokeRequest(attach=wire.Attach(protocol_version=1, source="chance")).SerializeToString(),
+    wire.InvokeRequest(calls=[pb.ToolCall(call_id="1", name="echo"), pb.ToolCall(name="no")]).SerializeToString(),
+    wire.InvokeRequest(results=[pb.ToolResult(call_id="9", output_json="{")]).SerializeToString(),
+    wire.InvokeRequest(drain=wire.Drain(reason="x"), heartbeat=wire.Heartbeat(sequence=7)).SerializeToString(),
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_frames_by_chance_cause_no_fault_and_disturb_nobody(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    chance = Random(seed)
+    async with bus_with() as bus, peer_of(bus) as bystander:
+        bystander.attach("bystander")
+        await bystander.attached()
+        for _ in range(40):
+            async with peer_of(bus) as peer:
+                if chance.random() < 0.8:
+                    peer.send(FrameKind.OPEN, chance.choice((b"Invoke", b"List", b"Register")))
+                for _ in range(chance.randrange(6)):
+                    peer.send(chance.choice((2, 2, 2, 2, 3, 1, 4, 0)), chance.choice(PAYLOADS))
+                if chance.random() < 0.3:
+                    peer.writer.write(chance.randbytes(chance.randrange(30)))
+                with contextlib.suppress(ConnectionError):  # the bus may have ended it
+                    await peer.writer.drain()
+        await until(lambda: len(bus.core.sessions.presence.sessions) == 1, "the other sessions to end")
+        bystander.message(calls=[pb.ToolCall(call_id="1", name="toolbus:stats")])
+        assert (await bystander.response()).results[0].call_id == "1"
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 async def test_a_message_above_the_limit_ends_the_stream_before_it_has_come() -> None:
