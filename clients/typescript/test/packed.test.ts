@@ -22,11 +22,13 @@ let plugins: ChildProcess[] = [];
 
 before(async () => {
   folder = mkdtempSync(join(tmpdir(), "toolbus-client-"));
-  const run = (command: string, ...options: string[]) => execFileSync(command, options, { cwd: folder, encoding: "utf8" });
-  execFileSync("npm", ["pack", "--silent", "--pack-destination", folder]);
+  const npmCli = process.env.npm_execpath; // of the npm that runs the tests
+  const npm = (cwd: string, ...options: string[]) =>
+    npmCli ? execFileSync(process.execPath, [npmCli, ...options], { cwd }) : execFileSync("npm", options, { cwd });
+  npm(".", "pack", "--silent", "--pack-destination", folder);
   const { version } = JSON.parse(readFileSync("package.json", "utf8")) as { version: string };
   writeFileSync(join(folder, "package.json"), '{ "name": "five-minutes", "private": true }');
-  run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefer-offline", `./toolbus-client-${version}.tgz`, "zod@^4");
+  npm(folder, "install", "--silent", "--no-audit", "--no-fund", "--prefer-offline", `./toolbus-client-${version}.tgz`, "zod@^4");
   for (const [name, { code }] of SNIPPETS) writeFileSync(join(folder, name), code);
   bus = await runningBus();
   plugins = PLUGINS.map((name) => spawn(process.execPath, [name], { cwd: folder, env: environment(), stdio: "inherit" }));
