@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class PipeListener:
         Raises:
             OSError: the socket cannot be created, or its path is taken by something that is not the bus's own.
         """
-        if taken := socket_taken(self.path):
+        if (taken := socket_taken(self.path)) and not self._is_empty():
             raise FileExistsError(errno.EEXIST, f"{self.path} {taken}: move it away")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -65,6 +66,11 @@ class PipeListener:
         except BaseException:
             listener.close()
             raise
+
+    def _is_empty(self) -> bool:
+        """Tells whether an empty file has the path: some backups restore a socket so."""
+        state = self.path.lstat()
+        return stat.S_ISREG(state.st_mode) and not state.st_size
 
     async def close(self) -> None:
         """Ends the socket and its connections."""
