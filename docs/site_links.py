@@ -1,5 +1,7 @@
 """Shows links that leave the documentation (to code, examples, results) as paths: the site holds the pages only.
 
+Fences of code lose what they say to the tests.
+
 A hook of mkdocs; the pages keep links that work in the repository.
 """
 
@@ -10,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+_FENCE = re.compile(r"^(```python) no-run$", re.MULTILINE)  # what tests do not run; the site knows languages only
 _LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -31,4 +34,4 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         plain = text.strip("`")
         return f"`{path}`" if plain in path else f"{text} (`{path}`)"
 
-    return _LINK.sub(shown, markdown)
+    return _LINK.sub(shown, _FENCE.sub(r"\1", markdown))

@@ -164,6 +164,7 @@ class Kind:
         shows_context: whether the tool learns what the host says of the circumstances.
         sends_content: whether a result may have parts beside its output.
         fills_defaults: whether the bus fills in the defaults that a schema declares.
+        hints_believed: whether the hints of its tools decide anything.
         reports_progress: whether a tool can show that it works. Else an idle timeout cannot be declared either.
         holds_slots: whether a plain function that was cancelled keeps its slot until it returns. Else nothing shows
             when it does.
@@ -181,6 +182,7 @@ class Kind:
     shows_context: bool = True
     sends_content: bool = True
     fills_defaults: bool = True
+    hints_believed: bool = True
     reports_progress: bool = True
     holds_slots: bool = True
     soft_errors: bool = False
@@ -189,12 +191,18 @@ class Kind:
 
 KINDS = {
     "local": Kind(LocalOffer, raised="ValueError: no such city", slots_of="tool"),
-    "registry": Kind(RegistryOffer, raised="ValueError: no such city", slots_of="tool"),
+    "registry": Kind(RegistryOffer, raised="ValueError: no such city", slots_of="tool", fills_defaults=False),
     "sdk": Kind(SdkOffer, raised="ValueError: no such city", slots_of="session"),
     "lane": Kind(LaneOffer, raised="ValueError: no such city", slots_of="session"),
     "stubs": Kind(StubsOffer, raised="no such city", slots_of="session"),
     "dropin": Kind(
-        DropinOffer, raised="tool exec: no such city", slots_of="session", soft_errors=True, shows_chunks=False
+        DropinOffer,
+        raised="tool exec: no such city",
+        slots_of="session",
+        soft_errors=True,
+        shows_chunks=False,
+        fills_defaults=False,
+        hints_believed=False,
     ),
     "rest": Kind(
         RestOffer,

@@ -165,6 +165,7 @@ async def test_a_listing_is_the_same_for_every_kind_of_handler(bus: Bus, offer: 
         "callback_url": listing.tool.callback_url,
         "metadata_json": listing.tool.metadata_json,  # the file of a drop-in tool
         "no_defaults": not kind.fills_defaults,
+        "hints_trusted": kind.hints_believed,
     }
     if not kind.reports_progress:
         by_nature["idle_timeout_seconds"] = 0.0

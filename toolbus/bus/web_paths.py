@@ -65,3 +65,15 @@ class WebPaths:
         if end == len(_API) and path.startswith(_API, 1):
             end = path.find("/", end + 1)
         return self._applications.get(path if end < 0 else path[:end])
+
+
+def quality_of(parameters: str) -> float:
+    """Returns how much a client likes a media type of its Accept header, by what follows the type; 0.0: not at all."""
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0

@@ -14,6 +14,7 @@ from fastapi.sse import format_sse_event
 from starlette.types import Send
 
 from toolbus.bus.gateway.gateway_parts import parts_of
+from toolbus.bus.web_paths import quality_of
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 RETRY = b"retry: 1000\n\n"  # begins a stream: after a lost connection the client reconnects in one second
@@ -130,15 +131,3 @@ def disconnected_response() -> Response:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def quality_of(parameters: str) -> float:
-    """Returns how much a client likes a media type of its Accept header, by what follows the type; 0.0: not at all."""
-    for parameter in parameters.split(";"):
-        name, _, value = parameter.partition("=")
-        if name.strip() == "q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
-    return 1.0

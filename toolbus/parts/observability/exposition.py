@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from toolbus.bus.gateway.event_stream import quality_of
+from toolbus.bus.web_paths import quality_of
 
 Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
 
