@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd" / "toolbus.service"
 SETTINGS = DEPLOY / "toolbus.toml"
+
+
+def own_copy(file: Path, folder: Path) -> Path:
+    """Returns a copy that belongs to this user: a checkout may be another's, and a bus refuses such settings."""
+    return Path(shutil.copy(file, folder))
 
 
 def unit(path: Path) -> dict[str, list[str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import re
 import tomllib
+from pathlib import Path
 
-from tests.deploy.files import DEPLOY, ROOT, SETTINGS, argument, check_command, instructions
+from tests.deploy.files import DEPLOY, ROOT, SETTINGS, argument, check_command, instructions, own_copy
 from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.loopback import is_loopback_host
 from toolbus.bus.serve_settings import settle
@@ -76,8 +77,8 @@ def test_its_command_and_its_health_check_are_commands_of_toolbus() -> None:
     check_command(words)
 
 
-def test_it_exposes_the_ports_of_its_settings_that_other_machines_can_reach() -> None:
-    config = settle({}, {}, SETTINGS).config
+def test_it_exposes_the_ports_of_its_settings_that_other_machines_can_reach(tmp_path: Path) -> None:
+    config = settle({}, {}, own_copy(SETTINGS, tmp_path)).config
     addresses = [split_secure(address)[1] for address in (*config.grpc, config.http, str(config.https))]
     hosts_ports = [address.rpartition(":") for address in addresses]
     reachable = {port for host, _, port in hosts_ports if not is_loopback_host(host)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.files import SETTINGS, UNIT, check_command, unit
+from tests.deploy.files import SETTINGS, UNIT, check_command, own_copy, unit
 from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.serve_settings import settle
 
@@ -36,8 +36,8 @@ def test_its_state_directory_is_the_data_directory_and_only_its_user_may_enter_i
     assert f"/var/lib/{directory}" in user
 
 
-def test_a_drain_ends_before_systemd_kills() -> None:
-    drain = settle({}, {}, SETTINGS).config.drain_seconds
+def test_a_drain_ends_before_systemd_kills(tmp_path: Path) -> None:
+    drain = settle({}, {}, own_copy(SETTINGS, tmp_path)).config.drain_seconds
     assert float(_UNIT["TimeoutStopSec"][0]) > drain
 
 

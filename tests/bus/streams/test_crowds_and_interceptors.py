@@ -92,7 +92,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 async def test_peers_attach_call_and_watch_on_a_bus_that_is_instrumented(spans: InMemorySpanExporter) -> None:
-    async with running_bus() as bus:
+    async with running_bus(lane=False) as bus:
         [address] = bus.grpc_addresses
         plugin = Plugin("adder", address=address)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -27,8 +28,13 @@ def test_the_folder_offers_these_tools(folder: Folder) -> None:
     assert sorted(folder.registered) == list(TOOLS)
 
 
-def test_the_loader_takes_every_file_with_the_manifest_that_ships() -> None:
-    loaded = load_folder(FOLDER, require_manifest=True)
+def own_copy(folder: Path) -> Path:
+    """Returns a copy of the files that belongs to this user: a checkout may be another's, whose manifest is refused."""
+    return Path(shutil.copytree(FOLDER, folder / "dropin"))
+
+
+def test_the_loader_takes_every_file_with_the_manifest_that_ships(tmp_path: Path) -> None:
+    loaded = load_folder(own_copy(tmp_path), require_manifest=True)
     assert loaded.problems == ()
     assert sorted(spec.tool.name for spec in loaded.specs) == list(TOOLS)
     flags = {spec.tool.name: (spec.tool.annotations.read_only, spec.tool.direct_reply) for spec in loaded.specs}
@@ -39,12 +45,13 @@ def test_the_loader_takes_every_file_with_the_manifest_that_ships() -> None:
     }
 
 
-def test_only_the_message_queue_may_be_written_and_only_their_data_is_read() -> None:
-    manifest = load_manifest(FOLDER, require=True)
+def test_only_the_message_queue_may_be_written_and_only_their_data_is_read(tmp_path: Path) -> None:
+    folder = own_copy(tmp_path)
+    manifest = load_manifest(folder, require=True)
     assert sorted(manifest.allow or ()) == sorted(FILES)
     files = {
         file: {
-            kind: [path.relative_to(FOLDER).as_posix() for path in getattr(grants, kind)] for kind in ("read", "write")
+            kind: [path.relative_to(folder).as_posix() for path in getattr(grants, kind)] for kind in ("read", "write")
         }
         for file, grants in manifest.files.items()
     }

@@ -47,6 +47,7 @@ log = logging.getLogger("toolbus.grpc")
 STREAMS_PER_SESSION = 2  # that an identity may have open: one may be replacing another
 READ_AHEAD_BYTES = 1 << 19
 CONNECTION_LOST_SECONDS = 0.05  # until grpcio says that the connection of a stream whose input ended broke
+REFUSED_READ_SECONDS = 1.0  # for the first message of a stream that is one too many
 MAX_WAITING_RPCS = 1 << 15
 # so_reuseport: two buses would otherwise share a port without an error. Plugins may ping to keep connections alive.
 _OPTIONS: tuple[tuple[str, int], ...] = (
@@ -264,6 +265,10 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         try:
             stream = self.open_stream(carrier, rpc_identity(), context.peer())
         except LimitExceeded as error:
+            # First its attach: a client that is still writing may see a reset of the stream in place of the status.
+            opening = asyncio.ensure_future(context.read())
+            await asyncio.wait((opening,), timeout=REFUSED_READ_SECONDS)
+            opening.add_done_callback(lambda read: read.cancelled() or read.exception())  # nobody needs it
             await _abort(context, error)
             raise  # never reached: abort raises
         try:
