@@ -15,7 +15,7 @@ from typing import Any
 from lab.fuzz.target import Target, hold
 from toolbus.bus.catalog.schema import ARGUMENT_DEPTH, WIDE_INTEGERS, load_arguments
 from toolbus.bus.gateway.callback_messages import callback_body, read_response
-from toolbus.common.text import join_surrogates_in_json
+from toolbus.common.text import join_surrogates_in_json, without_blanks
 from toolbus.errors import InvalidTool
 from toolbus.protocol.tool import Result, Tool
 
@@ -123,8 +123,9 @@ def _as_callback(text: str, data: bytes) -> None:
     """What is posted is JSON with the arguments unchanged, and every answer becomes a result that is JSON."""
     body = json.loads(callback_body("t", text, "c"))
     hold(body["raw_arguments"] == text, "the raw arguments were changed")
-    value = plain(text) if text else {}
-    finite = value is not REFUSED and all(map(_is_finite, _numbers(text or "0", whole=False)))
+    read = without_blanks(text) or text
+    value = plain(read) if text else {}
+    finite = value is not REFUSED and all(map(_is_finite, _numbers(read or "0", whole=False)))
     if finite:
         wanted = value if isinstance(value, dict) else {"value": value}
         unread = {"_raw": text}  # too deep to be written
@@ -137,7 +138,14 @@ def _as_callback(text: str, data: bytes) -> None:
         result = read_response(status, data, "", "t")
         output = json.loads(result.output_json)
         hold(status == 200 or result.is_error, f"status {status} is not a failure")
-        if status == 200 and finite and text.isascii() and not isinstance(value, dict) and not _deep(value):
+        if (
+            status == 200
+            and finite
+            and read == text.strip(" \t\r\n")
+            and text.isascii()
+            and not isinstance(value, dict)
+            and not _deep(value)
+        ):
             hold(same(output, value), f"the answer {data!r:.300} became {output!r:.200}")
 
 

@@ -124,7 +124,8 @@ class Calls:
         while True:
             reply = reply_of(await self._host.call(tool, arguments, **options))
             # The SDK sends a call again up to its soft deadline, which is over when a bus stood still for a moment.
-            if not (reply.retry_safe and "background_after" in options and time.monotonic() < give_up):
+            bounded = not options.keys().isdisjoint(("background_after", "timeout"))
+            if not (reply.retry_safe and bounded and time.monotonic() < give_up):
                 return reply
 
 
