@@ -24,7 +24,8 @@ SMOKE_TESTS := $(addprefix tests/parts/,audit/test_audit_room.py conformance/tes
 	mcp/server/test_mcp_endpoint.py models/test_export_command.py moving/check/test_check_command.py \
 	observability/test_bus_metrics.py openapi/test_openapi_command.py pins/test_pins.py tasks/test_tasks_command.py)
 CORE_TESTS := $(filter-out tests/parts/ tests/browser/ tests/network/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
-PYTEST = TOOLBUS_TEST_MAX_MB=$(MAX_MB) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+# Threads take memory from few arenas: with one for each, what tests free stays with the process.
+PYTEST = MALLOC_ARENA_MAX=2 TOOLBUS_TEST_MAX_MB=$(MAX_MB) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 comma := ,
 
 # Many images set this. Every test process, and every process that a test starts, would then compile all modules again.
