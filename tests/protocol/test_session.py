@@ -230,7 +230,7 @@ def test_waiting_bytes_tell_what_waits_and_return_to_nothing(steps: list[tuple[s
 
 
 class Weightless:
-    """A frame of which nobody may ask how many bytes it has."""
+    """A frame that cannot tell how many bytes it has."""
 
     def __init__(self) -> None:
         self.calls = self.results = self

@@ -103,10 +103,10 @@ class SharedLoop:
             PeerLost: the loop is closed; the future raises it too where the loop's end cut the coroutine off, or came
                 before it began: whoever waits was not cancelled, and is not left waiting.
         """
+        if self._finishing:
+            coroutine.close()
+            raise PeerLost(CLOSED)
         try:
-            if self._finishing:
-                coroutine.close()
-                raise RuntimeError
             inner, outer = submit_to(self.loop, coroutine), Future[T]()
         except RuntimeError:
             raise PeerLost(CLOSED) from None

@@ -268,7 +268,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             # First its attach: a client that is still writing may see a reset of the stream in place of the status.
             opening = asyncio.ensure_future(context.read())
             await asyncio.wait((opening,), timeout=REFUSED_READ_SECONDS)
-            opening.add_done_callback(lambda read: read.cancelled() or read.exception())  # nobody needs it
+            opening.add_done_callback(lambda read: read.cancelled() or read.exception())  # its outcome does not matter
             await _abort(context, error)
             raise  # never reached: abort raises
         try:
