@@ -52,7 +52,9 @@ class Starvation:
 def waits_of(pid: int) -> dict[str, float]:
     """Returns how long each thread of a process has waited; nothing where the kernel does not say."""
     waits = {}
-    for file in Path("/proc").glob(f"{pid}/task/*/schedstat"):
-        with contextlib.suppress(OSError):  # it has ended
-            waits[str(file)] = int(file.read_text().split()[1]) / 1e9
+    with contextlib.suppress(OSError):  # the process has ended
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):  # the thread has
+                file = Path(f"/proc/{pid}/task/{task}/schedstat")
+                waits[str(file)] = int(file.read_text().split()[1]) / 1e9
     return waits

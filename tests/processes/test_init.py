@@ -25,7 +25,7 @@ assert os.getppid() == first
 
 def of_init():
     found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    for path in [each / "stat" for each in pathlib.Path("/proc").iterdir() if each.name.isdigit()]:
         try:
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
         except OSError:
@@ -106,7 +106,7 @@ for _ in range(5):
 
 def zombies():
     found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    for path in [each / "stat" for each in pathlib.Path("/proc").iterdir() if each.name.isdigit()]:
         try:
             found.append(path.read_text().rpartition(")")[2].split()[0] == "Z")
         except OSError:

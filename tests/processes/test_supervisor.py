@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from toolbus.processes.supervisor import (
     Supervisor,
     describe_exit,
     plugin_names,
+    stats_of_group,
 )
 
 TOOL = """
@@ -261,3 +264,12 @@ def test_a_file_that_does_not_exist_is_wrong_usage(tmp_path: Path) -> None:
     ended = toolbus("run", tmp_path / "nothing.py")
     assert ended.returncode == 2
     assert "does not exist" in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_ends_while_the_list_is_read_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    listed = [str(ended.pid), *os.listdir("/proc"), str(ended.pid), "self"]
+    monkeypatch.setattr(os, "listdir", lambda path: listed)
+    assert str(os.getppid()) in [stat[1] for stat in stats_of_group(os.getpgrp())]

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -322,12 +322,22 @@ def _group_runs(group: int) -> bool:
         return False
     if not sys.platform.startswith("linux"):
         return True
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            state, _, its_group, *_ = status.read_text(errors="replace").rpartition(")")[2].split()
-            if int(its_group) == group and state not in "ZX":
-                return True
-    return False
+    return any(stat[0] not in "ZX" for stat in stats_of_group(group))
+
+
+def stats_of_group(group: int) -> Iterator[list[str]]:
+    """Yields what the kernel says of each process of a group: the fields of proc(5)'s ``stat`` from the state on.
+
+    A process that ends meanwhile is left out; there are none on other systems than Linux.
+    """
+    processes: Iterable[str] = ()
+    with contextlib.suppress(OSError):  # a system without /proc
+        processes = filter(str.isdecimal, os.listdir("/proc"))
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+            fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                yield fields
 
 
 @dataclass(frozen=True, slots=True)

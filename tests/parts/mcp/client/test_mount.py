@@ -450,7 +450,7 @@ def mark_of(process: int) -> bytes:
 def marked(mark: bytes) -> list[str]:
     """Returns the processes whose environment holds a variable."""
     found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
+    for environ in [each / "environ" for each in Path("/proc").iterdir() if each.name.isdigit()]:
         try:
             if mark in environ.read_bytes().split(b"\0"):
                 found.append(environ.parent.name)

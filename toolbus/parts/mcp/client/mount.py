@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from toolbus.bus.core import Core
@@ -38,7 +37,7 @@ from toolbus.parts.mcp.client.features import MountFeatures
 from toolbus.parts.mcp.client.offer import Left, MountManifest, MountOffer
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin, Transport
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
-from toolbus.processes.supervisor import RestartPolicy
+from toolbus.processes.supervisor import RestartPolicy, stats_of_group
 
 
 class MountState(Enum):
@@ -99,13 +98,7 @@ def memory_of_group(group: int) -> int:
     """Returns the resident memory of a process group in bytes; 0 on other systems than Linux."""
     if not group:
         return 0
-    pages = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the process has just ended
-            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[2]) == group:
-                pages += int(fields[21])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return sum(int(stat[21]) for stat in stats_of_group(group)) * os.sysconf("SC_PAGE_SIZE")
 
 
 # -- one server --------------------------------------------------------------------------------------------------------
