@@ -5,12 +5,15 @@ The endpoint for MCP clients serves them. Neither side knows the other.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.core import Core
+from toolbus.bus.keys.seal import Sealer
 from toolbus.protocol.tool import Progress
 
 Kind = Literal["prompts", "resources"]
@@ -80,14 +83,30 @@ class FeatureProvider(Protocol):
 
 
 class Features:
-    """The providers of one bus, in the order in which they came."""
+    """The providers of one bus, in the order in which they came.
 
-    def __init__(self) -> None:
+    Args:
+        data_dir: of the bus; None where it has none.
+    """
+
+    def __init__(self, data_dir: Path | None = None) -> None:
+        self._data_dir = data_dir
         self._providers: dict[str, FeatureProvider] = {}  # by source
         self._listeners: list[Callable[[Kind], None]] = []
 
     def __repr__(self) -> str:
         return f"<Features of {len(self._providers)}>"
+
+    @functools.cached_property
+    def bus_id(self) -> str:
+        """Names the bus in the path of what it lists (`messages.hops`); the same after a restart with its data.
+
+        Not the id that peers see: that one is made of the names of host and addresses, which two machines may share.
+
+        Raises:
+            SetupError: the file of its key cannot be used.
+        """
+        return Sealer.of(self._data_dir).sign("", "bus")[1:]
 
     @property
     def providers(self) -> list[FeatureProvider]:
@@ -121,4 +140,4 @@ class Features:
 
 def features_of(core: Core) -> Features:
     """Returns the features that the rooms of a bus share; some of its own where there is no endpoint for clients."""
-    return core.rooms.provider(Features) or Features()
+    return core.rooms.provider(Features) or Features(core.config.data_dir)

@@ -11,6 +11,7 @@ from tests.support.waiting import Stopwatch
 from toolbus.bus.access.identity import LOCAL, Globs, Identity, Scopes
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.parts.mcp.features import Features, features_of
+from toolbus.parts.mcp.messages.hops import with_hop
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server import mcp_listing, mcp_request
 from toolbus.parts.mcp.server.feature_view import FeatureView, matches
@@ -143,9 +144,8 @@ async def test_completions_go_to_the_mount_that_has_the_prompt_or_the_template()
 async def test_long_lists_come_in_pages_and_a_cursor_of_another_list_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        mcp_listing, "MAX_PAGE_BYTES", 2 * len(mcp_request.encode(Mounted("m", resources=["x://0"]).resources()[0])) + 2
-    )
+    listed = with_hop(Mounted("m", resources=["x://0"]).resources()[0], "x" * 24)
+    monkeypatch.setattr(mcp_listing, "MAX_PAGE_BYTES", 2 * len(mcp_request.encode(listed)) + 2)
     async with mcp_bench() as bench:
         mounted = Mounted("m", prompts=["a"], resources=[f"x://{number}" for number in range(5)])
         features_of(bench.bus.core).add(mounted)

@@ -341,9 +341,9 @@ async def test_a_thousand_tools_are_listed_in_milliseconds() -> None:
 
 async def test_structured_output_of_another_kind_than_an_object_is_declared_in_the_modern_era_only() -> None:
     array, table = (Tool("t", output_schema_json=json.dumps({"type": kind})) for kind in ("array", "object"))
-    assert "outputSchema" in declare("t", array, modern=True)
-    assert "outputSchema" not in declare("t", array, modern=False)
-    assert "outputSchema" in declare("t", table, modern=False)
+    assert "outputSchema" in declare("t", array, "bus", modern=True)
+    assert "outputSchema" not in declare("t", array, "bus", modern=False)
+    assert "outputSchema" in declare("t", table, "bus", modern=False)
 
 
 # -- search ----------------------------------------------------------------------------------------------------------

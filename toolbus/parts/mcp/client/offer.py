@@ -27,7 +27,7 @@ from toolbus.bus.catalog.schema import compile_output_schema, compile_schema
 from toolbus.bus.core import Core
 from toolbus.bus.storage.database import checksum_of, time_bytes
 from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
-from toolbus.common.text import list_names, mark_unsafe, quote
+from toolbus.common.text import clean_line, dump_json, list_names, mark_unsafe, quote
 from toolbus.errors import InvalidTool
 from toolbus.parts.mcp.client.calls import MountHandler
 from toolbus.parts.mcp.client.connection import ServerInfo, ServerLists
@@ -35,7 +35,8 @@ from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.features import MountFeatures
 from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages.headers import marked
-from toolbus.parts.mcp.messages.tools import read_declaration
+from toolbus.parts.mcp.messages.hops import only_path, why_refused
+from toolbus.parts.mcp.messages.tools import METADATA_KEY, read_declaration
 from toolbus.parts.pins import pins
 from toolbus.parts.pins.pins import Fingerprints, earlier_fingerprints, tool_subject
 from toolbus.protocol.json_schema import SchemaFault
@@ -75,6 +76,7 @@ class MountOffer:
         self._offered: tuple[object, ...] | None = None  # the tools and blocked subjects in the catalog; None: none
         self._notices: dict[str, tuple[str, ...]] = {}  # about its lists, by method
         self._broken: dict[str, str] = {}  # why the output schema of a tool is not offered, by our name
+        self._circles: tuple[str, ...] = ()  # what is left out because of the buses that it came through
         self._may_offer = True  # whether the source had permission when its tools were last offered
 
     def __repr__(self) -> str:
@@ -103,6 +105,7 @@ class MountOffer:
         return (
             *(f"{method}: {notice}" for method, notices in self._notices.items() for notice in notices),
             *self._broken.values(),
+            *self._circles,
         )
 
     def output_broken(self, tool: str, why: str) -> None:
@@ -167,18 +170,18 @@ class MountOffer:
 
     def _put(self, peer: ServerInfo, lists: Mapping[str, list[Any]], *, trusts_first: bool = True) -> None:
         entry = self._entry
+        self._peer, self.lists = peer, lists
+        lists = self._without_circles(lists)
         tools = lists.get("tools", [])
         blocked = self._review(peer, lists, trusts_first=trusts_first)
-        self._peer, self.lists = peer, lists
         self._may_offer = self._core.catalog.policy.may_offer(entry.name)
         if not self._may_offer:
             self.declared = Declared(left=(Left("all", f"source {entry.name!r} may not offer tools: grant it"),))
             tools = []
         key = (tools, blocked, frozenset(self._broken))
         if self._offered is None or self._offered != key:
-            self.declared = (
-                tools_of(entry, tools, self._core.config.limits, blocked, self._broken) if tools else self.declared
-            )
+            if self._may_offer:
+                self.declared = tools_of(entry, tools, self._core.config.limits, blocked, self._broken)
             self._register()
             self._offered = key
         prompts = [each for each in lists.get("prompts", ()) if _prompt_subject(each) not in blocked]
@@ -191,6 +194,28 @@ class MountOffer:
         else:
             for kind in moved:
                 self._all_features.changed("prompts" if kind == "prompts" else "resources")
+
+    def _without_circles(self, lists: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """Returns the lists without what came through this bus, or through too many."""
+        refused: dict[str, list[str]] = {}  # what is left out, by the reason
+        kept: dict[str, list[Any]] = {}
+        for kind, entries in lists.items():
+            kept[kind] = []
+            for each in entries:
+                if why := why_refused(each, self._all_features.bus_id):
+                    shown = next((str(each[key]) for key in _NAMING if key in each), "?")
+                    refused.setdefault(why, []).append(shown)
+                else:
+                    kept[kind].append(each)
+        circles = tuple(
+            f"{len(names)} of its tools, prompts and resources are left out: {clean_line(list_names(names))} {why}"
+            for why, names in refused.items()
+        )
+        if circles != self._circles:
+            self._circles = circles
+            for line in circles:
+                log.warning("mount %s: %s", self._entry.name, line)
+        return kept
 
     def _register(self) -> None:
         declared = self.declared
@@ -262,6 +287,7 @@ def _read_peer(written: Mapping[str, Any]) -> ServerInfo | None:
 MAX_TOOLS = 10_000  # of one mount
 _HASH_DIGITS = 8  # in a name that replaces the server's
 _READ_BY_MODELS = ("title", "description")
+_NAMING = ("name", "uri", "uriTemplate")  # fields that name a declaration, of any kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +418,7 @@ def _compile(
         if visible != dict(declaration):
             notices.append("its texts have invisible or direction-changing characters, which are written as [U+…]")
         tool = read_declaration(visible, name)
-        tool, dropped = _within(tool, limits)
+        tool, dropped = _within(tool, declaration, limits)
         # The size limits of the wire apply too.
         tool = replace(Tool.from_wire(tool.to_wire(), limits), **_overrides(entry, tool))
         item = compile_tool(tool, limits)
@@ -417,11 +443,12 @@ def _overrides(entry: MountEntry, tool: Tool) -> dict[str, Any]:
     }
 
 
-def _within(tool: Tool, limits: Limits) -> tuple[Tool, list[str]]:
+def _within(tool: Tool, declaration: Mapping[str, Any], limits: Limits) -> tuple[Tool, list[str]]:
     """Returns a tool without the optional parts that break a limit: metadata, the schema of its output."""
     notices = []
     if len(tool.metadata_json.encode()) > limits.schema_bytes:
-        tool = replace(tool, metadata_json="")
+        path = only_path(declaration.get("_meta"))
+        tool = replace(tool, metadata_json=dump_json({METADATA_KEY: {"_meta": path}}) if path else "")
         notices.append(f"its icons and _meta are left out: they exceed schema_bytes = {limits.schema_bytes}")
     if tool.output_schema_json:
         try:

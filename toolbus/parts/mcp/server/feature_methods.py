@@ -11,6 +11,7 @@ from msgspec import Raw
 from toolbus.common.text import quote
 from toolbus.parts.mcp.features import FeatureProvider, Requester
 from toolbus.parts.mcp.messages.eras import META_SERVER
+from toolbus.parts.mcp.messages.hops import with_hop
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.calls import ProgressReport
 from toolbus.parts.mcp.server.feature_view import Declaration
@@ -141,7 +142,8 @@ def _page(server: McpServer, request: McpRequest, key: str, entries: Mapping[str
     """
     cursor, bound = request.fields.get("cursor"), (CURSOR, key, request.profile.name)
     after = None if cursor is None else open_cursor(server.sealer, str(cursor), *bound)
-    page, last = Pages({name: encode(entry) for name, entry in entries.items()}).page(after)
+    bus_id = server.listings.bus_id
+    page, last = Pages({name: encode(with_hop(entry, bus_id)) for name, entry in entries.items()}).page(after)
     result: Json = {key: Raw(b"[" + page + b"]")}
     if last is not None:
         result["nextCursor"] = seal_cursor(server.sealer, last, *bound)

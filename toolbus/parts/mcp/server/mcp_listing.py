@@ -23,7 +23,9 @@ from toolbus.bus.keys.seal import BrokenSeal, Sealer
 from toolbus.bus.storage.store import Earlier, Kind, Store, read_state
 from toolbus.common.newest import NewestCache
 from toolbus.errors import UnknownRole
+from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages import headers
+from toolbus.parts.mcp.messages.hops import with_hop
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.messages.tools import write_declaration
 from toolbus.parts.mcp.server.mcp_request import META_OF_RESULT, encode
@@ -238,9 +240,14 @@ class Catalog:
 
 
 class Listings:
-    """The catalogs of all profiles."""
+    """The catalogs of all profiles.
+
+    Attributes:
+        bus_id: names the bus in the paths of its tools.
+    """
 
     def __init__(self, core: Core, names: ToolNames, sealer: Sealer) -> None:
+        self.bus_id = features_of(core).bus_id
         self._core = core
         self._names = names
         self._sealer = sealer
@@ -345,16 +352,16 @@ class Listings:
             if len(self._texts) >= MAX_TEXTS:
                 self._texts.clear()
             _, wire, modern = key
-            cached = self._texts[key] = (tool, encode(declare(wire, tool, modern=modern)))
+            cached = self._texts[key] = (tool, encode(declare(wire, tool, self.bus_id, modern=modern)))
         return cached[1]
 
 
-def declare(wire: str, tool: Tool, *, modern: bool) -> dict[str, object]:
-    """Returns a tool's declaration for clients of an era.
+def declare(wire: str, tool: Tool, bus_id: str, *, modern: bool) -> dict[str, object]:
+    """Returns a tool's declaration for clients of an era, with this bus at the end of its path.
 
     Up to 2025-11-25 structured output is an object, so a schema of any other type is left out.
     """
-    declaration = write_declaration(wire, tool)
+    declaration = with_hop(write_declaration(wire, tool), bus_id)
     output = declaration.get("outputSchema")
     if output is not None and not modern and not (isinstance(output, dict) and output.get("type") == "object"):
         del declaration["outputSchema"]

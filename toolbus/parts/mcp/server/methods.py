@@ -320,9 +320,9 @@ class _Search(msgspec.Struct):
     top_k: int = RESULTS
 
 
-def list_page(request: McpRequest) -> bytes:
+def list_page(server: McpServer, request: McpRequest) -> bytes:
     """Returns the result of `tools/list`."""
-    texts = (encode(declare(tool.name, tool, modern=request.modern)) for tool in TOOLS)
+    texts = (encode(declare(tool.name, tool, server.listings.bus_id, modern=request.modern)) for tool in TOOLS)
     return page_of(b",".join(texts), modern=request.modern, private=False)
 
 
@@ -493,7 +493,7 @@ async def list_tools(server: McpServer, request: McpRequest) -> bytes:
     if cursor is not None and not isinstance(cursor, str):
         raise RpcError(McpCode.INVALID_PARAMS, "cursor must be the nextCursor of a page, a string")
     if request.profile.show == "search":
-        return list_page(request)
+        return list_page(server, request)
     await server.returning.wait_for_lists(request.profile, request.identity, modern=request.modern)
     page = server.listings.page(request.profile, request.identity, modern=request.modern, cursor=cursor)
     await server.save_names()

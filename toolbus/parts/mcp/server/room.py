@@ -34,7 +34,7 @@ class McpServerRoom(Room):
         self._server: McpServer | None = None  # None until it is first needed
         self._endpoint: McpEndpoint | None = None  # the same
         self._listener: PipeListener | None = None  # None where nothing is persisted
-        self._features = Features()  # of mounted servers
+        self._features = Features(core.config.data_dir)  # of mounted servers
 
     @property
     def server(self) -> McpServer:
