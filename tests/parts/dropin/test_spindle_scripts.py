@@ -149,13 +149,10 @@ async def test_what_an_extension_only_announces_has_a_warning_and_its_tools_work
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("await spindle.storage.getJson('x')", "keep it in a variable"),
-        ("await spindle.userStorage.write('x', 'y')", "`write` grant"),
         ("await spindle.generate.batch({})", "quiet or raw"),
-        ("await spindle.cors('http://x')", "`connect` grant"),
         ("await spindle.chats.update('c', {})", "contextMessages"),
         ("new spindle.Window()", "registerTool"),
-        ("await fetch('http://x')", "plugin"),
+        ("await new WebSocket('http://x')", "plugin"),
         ("await import('./other.js')", "bundle"),
     ],
 )

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolbus.errors import NotPermitted, PeerLost, RequestError, SetupError
-from toolbus.parts.dropin.manifest import EXTENSION
+from toolbus.parts.dropin.manifest import EXTENSION, FileGrants, Target
 from toolbus.parts.dropin.sandbox import Protection, SandboxGrants, apply, run_beside_main
 from toolbus.processes.plugin_process import end_with
 from toolbus.processes.program_starter import CANNOT_START, SUPERVISOR_VARIABLE
@@ -120,11 +120,11 @@ class ProcessPlan:
         )
 
     def grants(self) -> SandboxGrants:
-        """Returns what the sandbox allows; of JavaScript, which can use no other grant, only the limits."""
+        """Returns what the sandbox allows; of scripts, which can use no other grant, only the limits."""
         grants = SandboxGrants(
             tuple(map(Path, self.write)), tuple(map(Path, self.read)), self.connect, **(self.limits or {})
         )
-        return replace(grants, write=(), read=(), connect=()) if self.is_scripts else grants
+        return replace(grants, write=(), read=(), connect=()) if self.is_scripts and not self.is_extension else grants
 
 
 def main() -> NoReturn:
@@ -212,7 +212,16 @@ class _GroupRunner:
         seconds = grants.cpu_seconds_per_call / 3
         limits = EngineLimits(grants.memory_bytes // 2, turn_seconds=seconds, load_seconds=seconds)
         return ScriptGroup(
-            Path(plan.folder), files, is_extension=plan.is_extension, limits=limits, ended=self._scripts_ended
+            Path(plan.folder),
+            files,
+            is_extension=plan.is_extension,
+            grants=FileGrants(
+                write=grants.write,
+                connect=tuple(Target(host, port) for host, port in grants.connect),
+                secrets=tuple(plan.secrets),
+            ),
+            limits=limits,
+            ended=self._scripts_ended,
         )
 
     def _scripts_ended(self, reason: str) -> None:

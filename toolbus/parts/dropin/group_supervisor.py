@@ -128,18 +128,24 @@ def unavailable(grants: FileGrants) -> str:
     return ""
 
 
-def grant_warnings(files: Sequence[str], manifest: Manifest, environment: Mapping[str, str]) -> list[str]:
+def grant_warnings(
+    files: Sequence[str], manifest: Manifest, environment: Mapping[str, str], is_extension: Callable[[str], bool]
+) -> list[str]:
     """Returns warnings about grants without effect: for missing files, or of secrets and paths that do not exist."""
     warnings = []
     for file, grants in manifest.files.items():
         if file not in files:
             warnings.append(f'{file} has an entry in {FILE} under "files", but is not in the folder: check the name')
             continue
-        unused = [key for key in ("write", "read", "connect", "secrets") if is_script(file) and getattr(grants, key)]
-        if unused:
+        unused: tuple[str, ...] = ()
+        if is_script(file):
+            unused = ("read",) if is_extension(file) else ("write", "read", "connect", "secrets")
+        if used := [key for key in unused if getattr(grants, key)]:
+            others = [key for key in ("write", "connect", "secrets") if key not in unused]
             warnings.append(
-                f"{file} is granted {', '.join(unused)}, which JavaScript cannot use: only memory_mb and cpu_seconds "
-                "have an effect. Write the tool in Python if it needs them"
+                f"{file} is granted {', '.join(used)}, which JavaScript cannot use: only "
+                f"{list_names([*others, 'memory_mb', 'cpu_seconds'])} have an effect. Write the tool in Python if it "
+                "needs them"
             )
         warnings += [
             f"{file} is granted the secret {name}, which is not set: set it for the bus or for `toolbus run`"

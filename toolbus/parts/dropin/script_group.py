@@ -14,8 +14,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from http.client import HTTPException
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,8 @@ from toolbus.parts.dropin.file_declarations import DEFINITION_KEYS, OPTIONS, loc
 from toolbus.parts.dropin.file_loader import FileProblem, Guard, Loaded, extension_manifest
 from toolbus.parts.dropin.file_result import failed_tool
 from toolbus.parts.dropin.javascript import ANNOUNCES, Engine, EngineLimits, ScriptError, ignored_text, with_remedy
+from toolbus.parts.dropin.manifest import NO_GRANTS, FileGrants
+from toolbus.parts.dropin.spindle_services import SpindleServices
 from toolbus.parts.extension.extension import FAILED, ToolInvocation, invocation_spec, result_value
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.sdk.lent_model import MAX_TOKENS
@@ -36,6 +39,7 @@ from toolbus.sdk.lent_model import MAX_TOKENS
 log = logging.getLogger("toolbus.dropin.script_group")
 
 _LOAD_SECONDS = 15.0  # for what a module waits for at its top level
+_MAX_REQUESTS = 8  # of an extension that are answered at once; others wait
 _MAX_LOGGED = 4000  # characters of one line of a script's log
 _WARNING, _DEBUG = 4, 7  # levels of a script's log, as syslog has them
 _FRAME = re.compile(r"<input>:(\d+)")
@@ -48,6 +52,7 @@ class ScriptGroup:
 
     Args:
         is_extension: whether the scope is that of one extension.
+        grants: what an extension may use.
         ended: called when the scope has ended by itself, with the reason; on its thread.
 
     Raises:
@@ -60,6 +65,7 @@ class ScriptGroup:
         files: Sequence[str],
         *,
         is_extension: bool = False,
+        grants: FileGrants = NO_GRANTS,
         limits: EngineLimits | None = None,
         ended: Callable[[str], object] = lambda reason: None,
     ) -> None:
@@ -68,8 +74,11 @@ class ScriptGroup:
         self._is_extension = is_extension
         self._engine = Engine(self._take, limits, ended)
         self._engine.install("synchronet.js", list(files))
+        self._services = SpindleServices(next(iter(files), ""), grants, os.environ)
+        self._requests = ThreadPoolExecutor(_MAX_REQUESTS, "toolbus spindle")  # its threads start when they are needed
         if is_extension:
-            self._engine.install("spindle.js", _manifest(folder, files), ANNOUNCES.pattern)
+            permissions = self._services.permissions
+            self._engine.install("spindle.js", _manifest(folder, files), ANNOUNCES.pattern, permissions)
         self._posts: list[list[Any]] | None = []  # of the file that is being loaded; None once all are loaded
         self._specs: dict[str, ToolSpec] = {}  # by name, in the order of first registration
         self._origins: dict[str, str] = {}  # the file of each tool
@@ -110,6 +119,7 @@ class ScriptGroup:
 
     def close(self) -> None:
         """Ends the scope."""
+        self._requests.shutdown(wait=False, cancel_futures=True)
         self._engine.close()
 
     # -- loading ---------------------------------------------------------------------------------------------------
@@ -232,30 +242,44 @@ class ScriptGroup:
             self._engine.drop(future)
             raise
 
-    async def _generate(self, number: int, text: str) -> None:
-        """Answers a request of an extension for the model that a host lends."""
+    async def _generate(self, request: Any, scope: ToolScope | None) -> dict[str, Any]:
+        """Returns the answer of the model that a host lends."""
+        assert self._plugin is not None  # its calls come through it
+        answer = await self._plugin.generate(**_generation(request), scope=scope)
+        return {
+            "content": answer.text,
+            "model": answer.model,
+            "finish_reason": answer.stop_reason,
+            "usage": dict(answer.usage),
+        }
+
+    def _answer_request(self, number: int, kind: str, text: str, scope: ToolScope | None) -> None:
+        """Answers one request of an extension, on a thread that may wait."""
         fields: dict[str, Any] = {"id": number}
         try:
-            assert self._plugin is not None  # its calls come through it
-            # With several calls at once it is unknown which of them asks, so the request names no user.
-            scope = self._scopes[0] if len(self._scopes) == 1 else None
-            answer = await self._plugin.generate(**_generation(parse_json(text)), scope=scope)
-            fields["answer"] = {
-                "content": answer.text,
-                "model": answer.model,
-                "finish_reason": answer.stop_reason,
-                "usage": dict(answer.usage),
-            }
-        except (ToolBusError, ValueError, TypeError, KeyError, RecursionError) as error:
-            fields["error"] = str(error)
-        self._engine.notify("generated", fields)
+            arguments = parse_json(text)
+            if kind != "generate":
+                fields["answer"] = self._services.answer(kind, arguments, scope.user_id if scope else None)
+            elif self._loop is None:
+                raise SetupError("a model can be asked while a tool is called: move spindle.generate into the handler")
+            else:
+                fields["answer"] = asyncio.run_coroutine_threadsafe(
+                    self._generate(arguments[0], scope), self._loop
+                ).result()
+        except (ToolBusError, ValueError, TypeError, KeyError, RecursionError, OSError, HTTPException) as error:
+            fields["error"] = str(error) or type(error).__name__
+        self._engine.notify("answered", fields)
 
     def _take(self, post: list[Any]) -> None:
         """Takes what a script posts, on the thread of the scope."""
         match post:
             case ["log", level, text]:
                 _write(level, str(text))
-            case [kind, *_] if self._posts is not None and kind != "generate":
+            case ["ask", int(number), str(kind), str(text)]:
+                # With several calls at once it is unknown which of them asks, so the request has no user of its own.
+                scope = self._scopes[0] if len(self._scopes) == 1 else None
+                self._requests.submit(self._answer_request, number, kind, text, scope)
+            case _ if self._posts is not None:
                 self._posts.append(post)
             case ["register", str(record)] if self._plugin is not None:
                 spec = self._spec(self._files[0], record)
@@ -265,11 +289,6 @@ class ScriptGroup:
                     self._plugin.add_tool(self._wrap(spec), replace=True)
             case ["unregister", name] if self._plugin is not None:
                 self._plugin.remove_tool(name)
-            case ["generate", int(number), str(text)] if self._loop is not None:
-                asyncio.run_coroutine_threadsafe(self._generate(number, text), self._loop)
-            case ["generate", number, _]:
-                error = "a model can be asked while a tool is called: move spindle.generate into the handler"
-                self._engine.notify("generated", {"id": number, "error": error})
             case ["ignored", name]:
                 _write(_WARNING, ignored_text(str(name)))
 

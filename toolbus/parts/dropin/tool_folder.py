@@ -117,7 +117,7 @@ class FolderReader:
             files = [file for file in files if self._is_selected(file, self._only)]
             manifest = manifest.of(files)
         faults = [f"{problem.file} {problem.reason}" for problem in not_loaded(files, manifest)]
-        faults += grant_warnings(files, manifest, self._environment)
+        faults += grant_warnings(files, manifest, self._environment, self._is_extension)
         files, manifest = self._available(files, manifest, current, faults)
         files, extensions = self._scripts(files, manifest, faults)
         plans = {

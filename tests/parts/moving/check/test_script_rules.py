@@ -97,7 +97,14 @@ def test_names_that_a_helper_declares_are_there_and_the_order_of_files_is_compar
         ("spindle.registerMacro({})", DIFFERS, "spindle.registerMacro has no effect", "tools of the extension work"),
         ("spindle.oauth.onCallback(f)", DIFFERS, "spindle.oauth.onCallback has no effect", "work"),
         ("spindle.on('MESSAGE_SENT', f)", DIFFERS, "the event MESSAGE_SENT, which never comes", "work"),
-        ("await spindle.storage.getJson('x')", STOPS, "spindle.storage.getJson throws", "variable"),
+        ("await spindle.storage.getJson('x')", DIFFERS, "spindle.storage.getJson needs a grant", '{"write": ["/a/'),
+        (
+            "await spindle.cors('http://x')",
+            DIFFERS,
+            "spindle.cors needs a grant",
+            '{"connect": ["api.example.org:443"]}',
+        ),
+        ("await fetch('http://x')", DIFFERS, "fetch needs a grant", '{"connect": ["api.example.org:443"]}'),
         ("spindle . generate\n.batch({})", STOPS, "spindle.generate.batch throws", "quiet or raw"),
         ("await spindle.chats?.update(1)", STOPS, "spindle.chats.update throws", "contextMessages"),
         ("import { x } from './y.js'", STOPS, "imports another file", "Each file is complete"),
@@ -119,7 +126,7 @@ def test_each_rule_for_spindle_finds_its_line(
 def test_the_remedies_for_an_extension_name_no_helper_files(tmp_path: Path) -> None:
     (tmp_path / "_common.js").write_text("function fetch() {}")
     findings = _checked(tmp_path, SPINDLE, "import { x } from './y.js'\nnew File('x')\nfetch('y')" + TOOL).findings
-    assert sorted(each.line for each in findings if each.effect is STOPS) == [2, 3, 4]
+    assert sorted(each.line for each in findings if each.effect is STOPS) == [2, 3]
     assert not [
         each for each in findings if "helper" in each.remedy or "_" in each.remedy.replace("_manifest.json", "")
     ]
@@ -159,7 +166,7 @@ def test_of_an_extension_its_manifest_and_its_entry_are_checked(tmp_path: Path) 
     assert found == {
         ("kb/spindle.json", 2, NOTE),
         ("kb/spindle.json", 3, DIFFERS),
-        ("kb/dist/backend.js", 1, STOPS),
+        ("kb/dist/backend.js", 1, DIFFERS),
         ("unbuilt/spindle.json", 0, STOPS),
         ("broken/spindle.json", 0, STOPS),
         ("broken/spindle.json", 2, DIFFERS),

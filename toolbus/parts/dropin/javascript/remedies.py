@@ -46,12 +46,8 @@ NAMES: Mapping[str, str] = {
 # Members of `spindle`, by the first part of their name → what to do here.
 MEMBERS: Mapping[str, str] = {
     "generate": "ask the host's model with spindle.generate.quiet or raw",
-    **dict.fromkeys(
-        ("storage", "userStorage", "ephemeral", "enclave"),
-        "an extension stores nothing here: keep it in a variable, which lasts as long as the process, or write the "
-        "tool in Python with a `write` grant in _manifest.json",
-    ),
-    **dict.fromkeys(("cors", "oauth", "webSearch"), _NETWORK),
+    "ephemeral": "an extension keeps files in spindle.storage, and other values in a variable",
+    **dict.fromkeys(("oauth", "webSearch"), _NETWORK),
     **dict.fromkeys(
         ("chat", "chats", "characters", "personas", "world_books", "databanks", "presets", "memories"),
         "what the host shows of the conversation is in `contextMessages` and `args.context`",

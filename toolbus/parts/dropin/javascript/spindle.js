@@ -1,6 +1,6 @@
-// Makes the object `spindle` as far as it is about tools. Other announcements of an extension have no effect and a
+// Makes the object `spindle` as far as it is about tools and what an operator may grant. Other announcements of an extension have no effect and a
 // warning; other requests throw an error that names them.
-(function (host, manifest, announcements) {
+(function (host, manifest, announcements, permissions) {
   "use strict";
   const EVENT = "TOOL_INVOCATION";
   const ANNOUNCES = new RegExp(`^(?:${announcements})$`);
@@ -10,9 +10,9 @@
   const denied = new Set();
   const changed = new Set();
   const warned = new Set();
-  const generations = new Map(); // what waits for the answer of each request to a model
+  const waiting = new Map(); // what waits for the answer of each request
   let requests = 0;
-  let granted = ["tools"];
+  let granted = ["tools", ...permissions];
 
   function ignored(name) {
     if (!warned.has(name) && warned.size < 100) {
@@ -77,26 +77,46 @@
     return decision.value;
   }
 
-  function generate(mode) {
-    return (input) => new Promise((resolve, reject) => {
-      const text = JSON.stringify({ ...input, mode });
+  // Asks the host's side for something; what it is asked for is a JSON text.
+  function ask(kind, ...values) {
+    return new Promise((resolve, reject) => {
+      const text = JSON.stringify(values.map((value) => (value === undefined ? null : value)));
       requests += 1;
-      generations.set(requests, { resolve, reject });
-      host.post("generate", requests, text);
+      waiting.set(requests, { resolve, reject });
+      host.post("ask", requests, kind, text);
     });
   }
 
-  host.receivers.generated = ({ id, answer, error }) => {
-    const waiting = generations.get(id);
-    generations.delete(id);
-    if (waiting === undefined) return;
-    if (error === undefined) waiting.resolve(answer);
-    else waiting.reject(new Error(error));
+  // An object whose functions, whatever their names, are asked for; what a promise or JSON looks up is not there.
+  function service(name) {
+    return new Proxy({}, {
+      get: (target, key) => (typeof key === "symbol" || SILENT.has(key) ? undefined : (...values) => ask(`${name}.${key}`, ...values)),
+    });
+  }
+
+  async function fetch(address, options) {
+    const answer = await ask("cors", String(address), options);
+    const has = (name) => Object.hasOwn(answer.headers, String(name).toLowerCase());
+    return {
+      ...answer,
+      ok: answer.status >= 200 && answer.status < 300,
+      headers: { get: (name) => (has(name) ? answer.headers[String(name).toLowerCase()] : null), has },
+      text: async () => answer.body,
+      json: async () => JSON.parse(answer.body),
+    };
+  }
+
+  host.receivers.answered = ({ id, answer, error }) => {
+    const asked = waiting.get(id);
+    waiting.delete(id);
+    if (asked === undefined) return;
+    if (error === undefined) asked.resolve(answer);
+    else asked.reject(new Error(error));
   };
   host.receivers.invoke = ({ id, payload }) => host.settle(id, () => invoke(payload));
   host.receivers.permission_denied = (message) => notify(denied, { permission: message.permission, operation: message.operation });
   host.receivers.permission_changed = (message) => {
-    granted = message.all;
+    granted = [...message.all, ...permissions];
     notify(changed, { permission: message.permission, granted: message.granted, allGranted: granted });
   };
 
@@ -104,6 +124,7 @@
   const log = {};
   for (const name of Object.keys(levels)) log[name] = (...values) => host.write(levels[name], ...values);
 
+  host.expose("fetch", fetch);
   host.expose("spindle", withAbsent("spindle", {
     registerTool(tool) {
       host.post("register", JSON.stringify(tool ?? null));
@@ -122,7 +143,14 @@
     },
     manifest,
     log: withAbsent("spindle.log", log),
-    generate: withAbsent("spindle.generate", { quiet: generate("quiet"), raw: generate("raw") }),
+    generate: withAbsent("spindle.generate", {
+      quiet: (input) => ask("generate", { ...input, mode: "quiet" }),
+      raw: (input) => ask("generate", { ...input, mode: "raw" }),
+    }),
+    cors: (address, options) => ask("cors", String(address), options),
+    storage: service("storage"),
+    userStorage: service("userStorage"),
+    enclave: service("enclave"),
     permissions: withAbsent("spindle.permissions", {
       has: (name) => granted.includes(name),
       getGranted: async () => [...granted],

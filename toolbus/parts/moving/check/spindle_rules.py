@@ -10,6 +10,7 @@ from pathlib import Path
 from toolbus.parts.dropin.file_loader import extension_entry
 from toolbus.parts.dropin.javascript.remedies import is_announced, sentence, spindle_remedy
 from toolbus.parts.dropin.manifest import EXTENSION
+from toolbus.parts.dropin.manifest import FILE as MANIFEST
 from toolbus.parts.moving.check.script_rules import bad_names, code_of, imports, line_of, missing_names, parsed
 from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile, System
 
@@ -19,6 +20,12 @@ _WORKS = re.compile(
     r"(registerTool|unregisterTool|on|log(\.(info|warn|error|debug))?|manifest(\..*)?|generate(\.(quiet|raw))?"
     r"|permissions(\.(has|getGranted|onDenied|onChanged))?)"
 )
+_GRANTED = {  # what works with a grant, by the first part of its name
+    "cors": ("connect", "api.example.org:443"),
+    "storage": ("write", "/a/folder/of/its/own"),
+    "userStorage": ("write", "/a/folder/of/its/own"),
+    "enclave": ("secrets", "API_KEY"),
+}
 _TOOLS_ONLY = "Nothing: the tools of the extension work."
 
 
@@ -34,6 +41,9 @@ def _members(source: SourceFile) -> Iterator[Finding]:
             if event is not None and event[1] != "TOOL_INVOCATION":
                 what = f"waits for the event {event[1]}, which never comes"
                 yield source.finding(line, Effect.DIFFERS, what, _TOOLS_ONLY)
+        elif (grant := _GRANTED.get(name.partition(".")[0])) is not None:
+            key, value = grant
+            yield source.finding(line, Effect.DIFFERS, f"spindle.{name} needs a grant", _grant(source, key, value))
         elif is_announced(f"spindle.{name}"):
             yield source.finding(line, Effect.DIFFERS, f"spindle.{name} has no effect", _TOOLS_ONLY)
         else:
@@ -47,8 +57,19 @@ def _names(source: SourceFile) -> Iterator[Finding]:
     if _is_entry(source):
         yield from parsed(source, module=True)
         yield from bad_names(source, "registerTool")
-        yield from missing_names(source)
+        for found in missing_names(source):
+            if found.what.startswith("uses fetch,"):
+                fix = _grant(source, "connect", "api.example.org:443")
+                yield source.finding(found.line, Effect.DIFFERS, "fetch needs a grant", fix)
+            else:
+                yield found
         yield from imports(source)
+
+
+def _grant(source: SourceFile, key: str, value: str) -> str:
+    folder = source.root.parent if (source.root / EXTENSION).is_file() else source.root
+    file = source.path.relative_to(folder).as_posix()
+    return f'Grant it in {MANIFEST}, beside it: {{"files": {{"{file}": {{"{key}": ["{value}"]}}}}}}.'
 
 
 def _is_entry(source: SourceFile) -> bool:
