@@ -20,12 +20,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.parts.conformance.forked_client import forked_clients
 from toolbus.parts.conformance import report
 from toolbus.parts.conformance.script import ROLES
 from toolbus.parts.conformance.suite import Choice, ClientOutcome, RuleVerdict, run
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "clients" / "CONFORMANCE.md"
+JOBS = 8  # scenarios at once: most of their time is pauses
 TITLE_LINES = len(report.table(()).splitlines())  # of the table, above the clients
 REPORTS = ROOT / "clients" / "reports"
 SDK = (sys.executable, "-m", "toolbus.parts.conformance.sdk_client")
@@ -60,7 +62,7 @@ def wrong_of(outcome: ClientOutcome) -> list[str]:
 async def play(name: str) -> tuple[dict[str, Any], bool]:
     """Plays everything against one client; returns its report, and whether it keeps all."""
     began = time.monotonic()
-    outcome = await run({**CLIENTS, **BUILT, **OTHERS}[name], Choice(roles=ROLES))
+    outcome = await run({**CLIENTS, **BUILT, **OTHERS}[name], Choice(roles=ROLES), jobs=JOBS)
     wrong = wrong_of(outcome)
     verdict = f"{len(wrong)} broken" if wrong else "all kept"
     print(f"{name}: {len(outcome.judged)} rules in {time.monotonic() - began:.0f} s, {verdict}", flush=True)
@@ -106,7 +108,8 @@ def main() -> int:
     kept, reports = True, {}
     for _ in range(options.runs):
         for name in names:
-            reports[name], sound = asyncio.run(play(name))
+            with forked_clients(first_starts=True):
+                reports[name], sound = asyncio.run(play(name))
             kept = kept and sound
     if not options.names:
         table = written(reports, present)

@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 from tests.support.fork_server import Forked, fork_python
 
@@ -56,3 +58,20 @@ async def fork_client(*command: str, env: Mapping[str, str], limit: int, **more:
         lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(printed, "rb", 0)
     )
     return ForkedClient(forked, stdout)
+
+
+def forked_clients(*, first_starts: bool = False) -> AbstractContextManager[object]:
+    """Lets the suite start clients in Python as forks.
+
+    Args:
+        first_starts: the first process of each command is a new interpreter, as its user starts it.
+    """
+    started: set[tuple[str, ...]] = set()
+
+    async def start(*command: str, **more: Any) -> Any:
+        if first_starts and command not in started:
+            started.add(command)
+            return await _start(*command, **more)
+        return await fork_client(*command, **more)
+
+    return mock.patch("asyncio.create_subprocess_exec", start)
