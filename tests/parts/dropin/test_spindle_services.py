@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,7 +190,7 @@ def test_a_request_reaches_what_was_granted_and_nothing_else(
             granted.answer("cors", [url], None)
         assert reason in str(caught.value)
     named = services(tmp_path, Target("inside.example", port))
-    monkeypatch.setattr(spindle_services.socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", ("127.0.0.1", port))])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", ("127.0.0.1", port))])
     with pytest.raises(SetupError, match=rf'private address 127.0.0.1:{port}.*"connect"'):
         named.answer("cors", [f"http://inside.example:{port}/"], None)
 
