@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def tasks(clock: Clock) -> Iterator[TaskManager]:
-    with closing(TaskManager(SOON, clock=clock)) as manager:
+    with closing(TaskManager(SOON, clock=clock, monotonic=clock)) as manager:
         yield manager
 
 

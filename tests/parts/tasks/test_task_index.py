@@ -30,7 +30,7 @@ def test_an_owner_has_room_again_when_a_task_ends() -> None:
     ledger = TaskIndex(LIMITS)
     assert [ledger.begin(running(f"task_{number}")) for number in range(3)] == [True, True, False]
     assert ledger.begin(running("task_3", "bob"))
-    ledger.end(finished("task_0"))
+    ledger.end(finished("task_0"), 1.0)
     assert ledger.begin(running("task_4"))
 
 
@@ -47,7 +47,7 @@ def test_an_owner_of_endless_name_has_no_tasks_and_takes_no_room() -> None:
 
 def test_the_oldest_finished_task_goes_for_a_new_one() -> None:
     ledger = TaskIndex(LIMITS)
-    evicted = [ledger.end(finished(f"task_{number}"))[1] for number in range(5)]
+    evicted = [ledger.end(finished(f"task_{number}"), 1.0)[1] for number in range(5)]
     assert evicted == [[], [], [], ["task_0"], ["task_1"]]
     assert [task.task_id for task in ledger.of("ann")] == ["task_4", "task_3", "task_2"]
 
@@ -55,14 +55,14 @@ def test_the_oldest_finished_task_goes_for_a_new_one() -> None:
 def test_large_results_take_as_many_old_ones_away_as_they_need() -> None:
     ledger = TaskIndex(LIMITS)
     for number in range(3):
-        ledger.end(finished(f"task_{number}", output_json="x" * 20))
-    assert ledger.end(finished("task_3", output_json="x" * 40))[1] == ["task_0", "task_1"]
+        ledger.end(finished(f"task_{number}", output_json="x" * 20), 1.0)
+    assert ledger.end(finished("task_3", output_json="x" * 40), 1.0)[1] == ["task_0", "task_1"]
 
 
 def test_a_result_above_the_limit_is_dropped_and_evicts_no_other_task() -> None:
     ledger = TaskIndex(LIMITS)
-    ledger.end(finished("task_0", output_json="x" * 60))
-    final, evicted = ledger.end(finished("task_1", output_json="x" * 61))
+    ledger.end(finished("task_0", output_json="x" * 60), 1.0)
+    final, evicted = ledger.end(finished("task_1", output_json="x" * 61), 1.0)
     assert (final.result, evicted) == (None, [])
     assert "its result of 61 bytes was dropped" in final.text
     assert ledger.find("task_1") is final
@@ -70,15 +70,15 @@ def test_a_result_above_the_limit_is_dropped_and_evicts_no_other_task() -> None:
 
 def test_with_a_limit_of_0_every_finished_task_is_evicted_at_once() -> None:
     ledger = TaskIndex(TaskLimits(finished_kept=0))
-    assert ledger.end(finished())[1] == ["task_1"]
+    assert ledger.end(finished(), 1.0)[1] == ["task_1"]
     assert ledger.find("task_1") is None
 
 
 def test_finished_tasks_go_when_their_time_is_over_and_running_ones_never() -> None:
     ledger = TaskIndex(LIMITS)
     ledger.begin(running("task_0"))
-    ledger.end(finished("task_1", ended=1.0))
-    ledger.end(finished("task_2", ended=5.0))
+    ledger.end(finished("task_1"), 1.0)
+    ledger.end(finished("task_2"), 5.0)
     assert ledger.expire(10.9) == []
     assert ledger.expire(11.0) == ["task_1"]
     assert ledger.expire(math.inf) == ["task_2"]
@@ -126,7 +126,7 @@ class LedgerModel(RuleBasedStateMachine):
         self.keep(finished(f"task_{self.count}", owner, self.now, "x" * size))
 
     def keep(self, task: Task) -> None:
-        final, evicted = self.ledger.end(task)
+        final, evicted = self.ledger.end(task, self.now)
         assert (final.result is None) is (task.size > 60)
         self.finished.append(final)
         went = []

@@ -57,10 +57,28 @@ async def test_what_is_dropped_or_too_old_is_not_there_after_a_restart_either(tm
         assert [task.task_id for task in tasks.list_tasks("ann")] == [ids[2], ids[1]]
     with closing(TaskManager(path=path, clock=clock, finished_kept=1)) as tasks:
         assert [task.task_id for task in tasks.list_tasks("ann")] == [ids[2]]
-    clock.now += 86_400
-    for finished_kept in (1, 500):
-        with closing(TaskManager(path=path, clock=clock, finished_kept=finished_kept)) as tasks:
-            assert tasks.list_tasks("ann") == []
+    with closing(TaskManager(path=path, clock=clock, monotonic=clock)) as tasks:
+        clock.now += 86_400
+        assert tasks.list_tasks("ann") == []
+    with closing(TaskManager(path=path, clock=clock)) as tasks:
+        assert tasks.list_tasks("ann") == []
+
+
+@pytest.mark.parametrize("wrong", [60 * 86_400, -60 * 86_400])
+async def test_a_wrong_clock_drops_no_result_at_a_start_or_while_it_runs(
+    tmp_path: Path, clock: Clock, wrong: float
+) -> None:
+    path, work = tmp_path / "tasks.db", Work()
+    with closing(TaskManager(SOON, path=path, clock=clock)) as tasks:
+        task_id = await begin(tasks, work)
+        work.go.set()
+        done = await awaited(tasks, task_id)
+        clock.now += wrong
+        assert task_of(tasks, task_id, "ann") == done
+    for _ in range(2):
+        with closing(TaskManager(path=path, clock=clock)) as tasks:
+            assert task_of(tasks, task_id, "ann") == done
+            assert tasks.list_tasks("ann")
 
 
 async def test_a_large_result_is_there_until_the_restart(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ class TaskLimits:
         task_seconds: how long a task may run.
         running, running_per_owner: tasks that may run, in all and of one owner.
         finished_kept: finished tasks that can still be fetched.
-        finished_seconds: after which a finished task expires.
+        finished_seconds: after which a finished task expires: of the time in which the program ran, from its end or
+            from the last start, so that no wrong clock drops a result.
         finished_bytes: of all their results together; 500 of the largest would take 2 GB.
         result_bytes: the largest result that is written to disk.
 
@@ -99,6 +100,7 @@ class TaskIndex:
         self._running: dict[str, Task] = {}  # by task_id, oldest first
         self._per_owner: dict[str, int] = {}  # running tasks by owner, without owners that have none
         self._finished: dict[str, Task] = {}  # by task_id, in the order in which they ended
+        self._since: dict[str, float] = {}  # when each of these was added
         self._finished_bytes = 0
 
     def __repr__(self) -> str:
@@ -119,8 +121,11 @@ class TaskIndex:
         """Puts a running task in the place of its earlier state."""
         self._running[task.task_id] = task
 
-    def end(self, task: Task) -> tuple[Task, list[str]]:
+    def end(self, task: Task, now: float) -> tuple[Task, list[str]]:
         """Adds a finished task, whether it ran here or was restored.
+
+        Args:
+            now: by the clock of `expire`.
 
         Returns:
             The task, without its result where that alone is too large; and the ids of evicted tasks, which may be its
@@ -134,6 +139,7 @@ class TaskIndex:
         if task.size > limits.finished_bytes:
             task = task.without_result(f"it is larger than the limit finished_bytes = {limits.finished_bytes}")
         self._finished[task.task_id] = task
+        self._since[task.task_id] = now
         self._finished_bytes += task.size
         evicted = []
         while len(self._finished) > limits.finished_kept or self._finished_bytes > limits.finished_bytes:
@@ -141,12 +147,9 @@ class TaskIndex:
         return task, evicted
 
     def expire(self, now: float) -> list[str]:
-        """Drops finished tasks that are too old. Returns their ids."""
+        """Drops tasks that were added too long ago. Returns their ids."""
         expired = []
-        while self._finished:
-            oldest = next(iter(self._finished.values()))
-            if oldest.ended is not None and oldest.ended + self._limits.finished_seconds > now:
-                break
+        while self._finished and self._since[next(iter(self._finished))] + self._limits.finished_seconds <= now:
             expired.append(self._drop_oldest())
         return expired
 
@@ -166,6 +169,7 @@ class TaskIndex:
 
     def _drop_oldest(self) -> str:
         task_id = next(iter(self._finished))
+        del self._since[task_id]
         self._finished_bytes -= self._finished.pop(task_id).size
         return task_id
 
@@ -315,7 +319,8 @@ class TaskManager:
         path: an SQLite file for tasks that survive a restart; None: none does.
         task_seconds, finished_kept, finished_seconds, result_bytes, running, running_per_owner: as in `TaskLimits`.
         max_wait_seconds: how long `await_result` waits at most; no call takes longer.
-        clock: seconds since the epoch.
+        clock: seconds since the epoch, for what tasks say of themselves.
+        monotonic: seconds, by which they expire.
 
     Raises:
         ValueError: from the constructor; the timeout or a limit is not a number, or below 0.
@@ -335,6 +340,7 @@ class TaskManager:
         running_per_owner: int = DEFAULTS.running_per_owner,
         max_wait_seconds: float = MAX_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         check_limit("timeout", timeout)
         self.timeout = timeout
@@ -348,6 +354,7 @@ class TaskManager:
         )
         self._max_wait_seconds = max_wait_seconds
         self._clock = clock
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._index = TaskIndex(self.limits)
         self._work: dict[str, Work] = {}  # by task_id, as long as it runs
@@ -382,7 +389,7 @@ class TaskManager:
             here = self._index.all()
             for task in store.load():
                 restored = task.with_error(ENDED_WITH_PROCESS, now) if task.running else task
-                ended, evicted = self._index.end(restored)
+                ended, evicted = self._index.end(restored, self._monotonic())
                 if ended is not task:
                     changed.append(ended)
                 dropped += evicted
@@ -694,7 +701,7 @@ class TaskManager:
             if work is None or task is None:
                 return False
             ended = task.with_error(error, now, status) if result is None else task.with_result(result, now)
-            ended, evicted = self._index.end(ended)
+            ended, evicted = self._index.end(ended, self._monotonic())
             self._persist(ended, evicted)
             waiters = list(work.waiters)
         for waiter in waiters:
@@ -716,7 +723,7 @@ class TaskManager:
         return task if call is None else dataclasses.replace(task, progress=call.caller.latest)
 
     def _expire(self) -> None:
-        expired = self._index.expire(self._clock())
+        expired = self._index.expire(self._monotonic())
         if expired and self._store is not None:
             self._store.remove(expired)
 
