@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
@@ -206,3 +207,30 @@ async def test_a_bus_whose_clients_listen_to_nothing_builds_no_lists() -> None:
         tool(bench, "a")
         assert bench.server.subscriptions._timer is None
         assert bench.server.features.resources(bench.profile, LOCAL) == {}
+
+
+async def test_a_session_gets_what_plugins_say_to_its_user() -> None:
+    async with mcp_bench() as bench:
+        board = bench.bus.core.sessions.presence.notifications
+        anyone, ann, quiet = bench.session(), bench.session(), bench.session()
+        ann.profile = dataclasses.replace(ann.profile, user="ann")
+        quiet.set_level("warning")
+        channels = [Channel() for _ in range(3)]
+        for session, channel in zip((anyone, ann, quiet), channels, strict=True):
+            session.stand(channel, bench.server.follow)
+        board.publish("tea", "", "ready", '{"wants": "reply", "cups": 2}', 1.0)
+        board.publish("tea", "bob", "yours", "", 2.0)
+        said = [[each["data"]["text"] for each in channel.of("notifications/message")] for channel in channels]
+        assert said == [["ready", "yours"], ["ready"], []]
+        first = channels[1].of("notifications/message")[0]
+        assert (first["level"], first["logger"]) == ("notice", "tea")
+        assert first["data"] == {
+            "text": "ready",
+            "user_id": "",
+            "wants": "reply",
+            "data": {"wants": "reply", "cups": 2},
+            "number": board.newest - 1,
+        }
+        for session in (anyone, ann):
+            session.end_standing()
+        assert board.publish("tea", "", "gone", "", 3.0) == 1

@@ -131,6 +131,10 @@ class McpSession:
             raise RpcError(McpCode.INVALID_PARAMS, f"level is {level!r:.40}: use one of {', '.join(LEVELS)}")
         self.log_level = level
 
+    def takes_level(self, level: str) -> bool:
+        """Tells whether the client gets log messages of a level."""
+        return LEVELS.index(level) >= LEVELS.index(self.log_level)
+
     def new_stream(self, of: str = STANDING) -> MessageStream:
         """Returns a new stream that can be resumed; the oldest closed one is removed if there are too many.
 

@@ -8,12 +8,15 @@ mounted server.
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toolbus.bus.access.identity import Identity, Scopes
+from toolbus.bus.access.identity import Identity, Principal, Scopes
 from toolbus.bus.core import Core
+from toolbus.bus.streams.notification_board import BoardEntry
 from toolbus.errors import LimitExceeded
 from toolbus.parts.mcp.features import FeatureProvider, features_of
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
@@ -21,10 +24,12 @@ from toolbus.parts.mcp.server.feature_view import FeatureView
 from toolbus.parts.mcp.server.mcp_listing import Listings
 from toolbus.parts.mcp.server.sessions import McpSession
 from toolbus.parts.mcp.settings import Profile
+from toolbus.sdk.notification import wants_of
 
 log = logging.getLogger("toolbus.mcp")
 
 COALESCE_SECONDS = 0.02
+NOTIFICATION_LEVEL = "notice"  # of what plugins say to users; clients get "info" and above unless they say otherwise
 MAX_LISTENERS = 1_000
 MAX_WATCHED = 1_000  # resources, or tasks, of one listener
 LISTS: Mapping[str, str] = {  # name of a subscription → its list
@@ -120,10 +125,22 @@ class Subscriptions:
         listener.ended.set()
 
     def follow(self, session: McpSession) -> Callable[[], None]:
-        """Notifies a legacy session of changes of all lists. Returns the function that ends that."""
+        """Notifies a legacy session of changes of all lists, and passes on what plugins say to its user.
+
+        Returns the function that ends that.
+        """
         listener = Listener(session.profile, session.identity, session.notify, modern=False)
         self.add(listener, LISTS)
-        return lambda: self.remove(listener)
+        principal = Principal(session.profile.source, is_admin=session.profile.administers, identity=session.identity)
+        end_reading = self._core.sessions.presence.notifications.read(
+            principal, functools.partial(_pass_on, session), lambda: None
+        )
+
+        def end() -> None:
+            end_reading()
+            self.remove(listener)
+
+        return end
 
     def watch_resource(
         self, profile: Profile, identity: Identity, uri: str, on_update: Callable[[str], object]
@@ -200,3 +217,23 @@ class Subscriptions:
         if kind == "tools":
             return self._listings.catalog(profile, identity, modern=listener.modern).digest
         return self._features.digest(kind, profile, identity)
+
+
+def _pass_on(session: McpSession, notification: BoardEntry) -> None:
+    """Sends what a plugin said to the user of a session, or to everyone, as a message of the log.
+
+    MCP has nothing nearer: hosts show such messages, and some give them to the model.
+    """
+    user = session.profile.user
+    if (user and notification.user_id not in ("", user)) or not session.takes_level(NOTIFICATION_LEVEL):
+        return
+    data = json.loads(notification.data_json) if notification.data_json else None
+    said = {
+        "text": notification.text,
+        "user_id": notification.user_id,
+        "wants": wants_of(data),
+        "data": data,
+        "number": notification.number,
+    }
+    message = {"level": NOTIFICATION_LEVEL, "logger": notification.source, "data": said}
+    session.notify("notifications/message", message)
