@@ -21,7 +21,7 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from toolbus.bus.outbound import MAX_HEAD_BYTES, Connector
+from toolbus.bus.outbound import KEEP_ALIVE_SECONDS, MAX_HEAD_BYTES, Connector
 from toolbus.common.text import quote, shorten
 from toolbus.common.version import VERSION
 from toolbus.errors import Stage
@@ -207,7 +207,6 @@ def stage_of(error: BaseException) -> Stage:
 # -- connections -------------------------------------------------------------------------------------------------------
 
 CONNECT_SECONDS = 10.0
-KEEP_ALIVE_SECONDS = 4.0  # common servers close an idle connection after 5 s
 # Suffixes that public name services do not answer, so the operator who wrote one meant the local network.
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".test", ".intranet", ".corp", ".home")
 
