@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -255,6 +257,21 @@ async def test_a_tool_that_stays_busy_is_told_to_the_model_before_the_deadline()
     assert result["_meta"][ERROR_META]["code"] in ("OVERLOADED", "DEADLINE_EXCEEDED")  # the last try may have no time
     assert len(tries) > 1
     assert all(later.timeout < 1.0 for later in tries[1:])
+
+
+async def test_a_loop_that_is_late_for_another_try_has_the_last_refusal_as_the_answer() -> None:
+    tries: list[Call] = []
+
+    def run(call: Call) -> pb.ToolResult:
+        tries.append(call)
+        asyncio.get_running_loop().call_later(0.05, time.sleep, 0.4)
+        error = CallError(Code.OVERLOADED, "not now", Stage.NOT_DISPATCHED, retry_safe=True, retry_after_seconds=0.2)
+        return pb.ToolResult(is_error=True, error=error.to_wire())
+
+    async with mcp_bench(Profile(timeout_seconds=0.3)) as bench:
+        bench.offer("busy", run)
+        result = await bench.call("busy")
+    assert result["_meta"][ERROR_META]["code"] in ("OVERLOADED", "DEADLINE_EXCEEDED")
 
 
 @pytest.mark.parametrize(

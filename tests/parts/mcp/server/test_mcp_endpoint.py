@@ -10,7 +10,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from tests.parts.mcp.server.http_client import META, Exchange, HttpClient, serving
-from tests.support.waiting import until, within
+from tests.support.waiting import HANG_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.web_paths import Message
@@ -62,9 +62,16 @@ class Work:
 
 @pytest.fixture
 async def bus() -> AsyncIterator[Bus]:
-    timings = Timings(ping_seconds=0.2, resumable_seconds=0.1, poll_seconds=0.3)
+    timings = Timings(ping_seconds=0.2, resumable_seconds=0.1, poll_seconds=HANG_SECONDS)
     async with serving(Profile(name="desk", deny=("add",)), timings=timings) as bus:
         yield bus
+
+
+@pytest.fixture
+async def polled_client() -> AsyncIterator[tuple[HttpClient, Work]]:
+    """A client whose streams are closed to be resumed."""
+    async with serving(timings=Timings(ping_seconds=0.2, resumable_seconds=0.1, poll_seconds=0.3)) as bus:
+        yield HttpClient(bus), Work(bus)
 
 
 @pytest.fixture
@@ -291,7 +298,10 @@ async def test_a_legacy_client_that_loses_its_connection_resumes_the_stream(clie
     assert again.result["content"] == [{"type": "text", "text": "done"}]
 
 
-async def test_the_stream_of_a_long_call_is_closed_to_be_resumed(client: HttpClient, work: Work) -> None:
+async def test_the_stream_of_a_long_call_is_closed_to_be_resumed(
+    polled_client: tuple[HttpClient, Work],
+) -> None:
+    client, work = polled_client
     await client.initialize()
     exchange = client.begin("tools/call", {"name": "silent", "arguments": {}})
     await until(lambda: exchange.ended, "the end of the first response")
@@ -303,7 +313,10 @@ async def test_the_stream_of_a_long_call_is_closed_to_be_resumed(client: HttpCli
     await within(exchange.task)
 
 
-async def test_the_stream_of_a_client_that_resumes_none_stays_open(client: HttpClient, work: Work) -> None:
+async def test_the_stream_of_a_client_that_resumes_none_stays_open(
+    polled_client: tuple[HttpClient, Work],
+) -> None:
+    client, work = polled_client
     await client.initialize("2025-06-18")
     exchange = client.begin("tools/call", {"name": "silent", "arguments": {}})
     await until(lambda: exchange.body.count(b": ping") > 2, "some comments, longer than a stream that is polled")

@@ -78,7 +78,9 @@ class Calls:
             if loop.time() + pause >= end:
                 break
             await asyncio.sleep(pause)
-            call.timeout_seconds = end - loop.time()
+            if (left := end - loop.time()) <= 0:  # the loop was late
+                break
+            call.timeout_seconds = left
             result = await caller.call(call, on_progress)
             if result.error is not None and not _may_retry(result.error):
                 return replace(result, error=result.error.after(error))
