@@ -133,9 +133,7 @@ async def _overwritten_in_process(bus: Bus, legacy: Legacy) -> None:
     bus.tool(lambda: 1, name="gone", description="another")
 
 
-WAYS_OUT = (
-    *(_unregister, _unregister_by_grpc, _clear, _clear_by_grpc, _overwritten_by_a_stream, _overwritten_in_process),
-)
+WAYS_OUT = (_unregister, _unregister_by_grpc, _clear, _clear_by_grpc)
 
 
 @pytest.mark.parametrize("go", WAYS_OUT, ids=lambda go: go.__name__[1:])
@@ -158,6 +156,30 @@ async def test_a_withdrawn_tool_is_not_restored_whichever_way_it_was_withdrawn(
             assert names(bus) == ["stays"]
             assert not (await bus.call("toolbus:role_add", {"role": "C"})).is_error
             assert names(bus, "C") == ["stays"]
+
+
+@pytest.mark.parametrize("overwrite", [_overwritten_by_a_stream, _overwritten_in_process])
+async def test_an_overwritten_tool_is_restored_since_the_one_that_has_its_name_ended_with_the_bus(
+    start: Start, overwrite: Callable[[Bus, Legacy], Awaitable[None]]
+) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="gone", callback_url=plugin.url(), source="plugin:gone")
+            await overwrite(bus, legacy)
+        async with start() as bus:
+            assert names(bus) == ["gone"]
+            assert (await bus.call("gone", {"a": 1})).output == {"a": 1}
+
+
+async def test_the_earlier_owner_of_a_persisted_name_has_it_again_after_a_restart_of_the_bus(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            for source in ("plugin:a", "plugin:b", "plugin:c"):
+                await legacy.ask("register", name="t", callback_url=plugin.url(), source=source)
+        for owner in ("plugin:c", "plugin:b", "plugin:a"):
+            async with start() as bus, Legacy.of(bus) as legacy:
+                assert catalog(bus)["A"] == [("t", owner)]
+                await legacy.ask("clear", source=owner)
 
 
 async def test_only_the_last_writer_is_restored(start: Start) -> None:

@@ -29,7 +29,13 @@ ROLES = st.sampled_from("ABC")
 SOME_ROLE = st.none() | ROLES
 NAMES = st.sampled_from(["t1", "t2", "t3", "t4"])
 SOURCES = st.sampled_from(["s1", "s2"])
-Table = dict[str, str]  # name → source; a dict keeps the place of what is replaced
+# Name → the sources that offer it, the owner last; a dict keeps the place of what is replaced.
+Table = dict[str, tuple[str, ...]]
+
+
+def with_owner(table: Table, name: str, source: str) -> None:
+    """Gives a name to a source."""
+    table[name] = (*(each for each in table.get(name, ()) if each != source), source)
 
 
 class KeptMachine(RuleBasedStateMachine):
@@ -97,14 +103,14 @@ class KeptMachine(RuleBasedStateMachine):
             tool = pb.Tool(name=name, callback_url=NOBODY, role=role, description=source)
             self._ask("Register", wire.RegisterRequest(source=source, tools=[tool]))
             for table in self._of(role):
-                table[name] = source
+                with_owner(table, name, source)
 
     @rule(name=NAMES, role=SOME_ROLE)
     def overwrite(self, name: str, role: str | None) -> None:
         if self._is_there(role):
             self.bus.add_tool(spec_of(llm_tool(name=name, description="d", role=role)(lambda: 1)), LOCAL)
             for table in self._of(role):
-                table[name] = LOCAL
+                with_owner(table, name, LOCAL)
 
     @rule(name=NAMES, role=SOME_ROLE)
     def unregister(self, name: str, role: str | None) -> None:
@@ -118,8 +124,7 @@ class KeptMachine(RuleBasedStateMachine):
         if self._is_there(role):
             self._ask("Clear", wire.ClearRequest(source=source, role=role))
             for table in self._of(role):
-                for name in [name for name, whose in table.items() if whose == source]:
-                    del table[name]
+                self._without(table, source)
 
     @rule(role=ROLES)
     def role_add(self, role: str) -> None:
@@ -140,14 +145,20 @@ class KeptMachine(RuleBasedStateMachine):
     def restart(self, roles: set[str], as_before: bool) -> None:
         self._stop()
         for table in self._of(None):
-            for name in [name for name, source in table.items() if source == LOCAL]:
-                del table[name]
+            self._without(table, LOCAL)
         self.configured = tuple(self.tables) if as_before else tuple(sorted(roles))
         self.absent.update(self.tables)
         self.tables = {}
         for role in dict.fromkeys((*self.configured, *self.added)):
             self._configure(role)
         self._start()
+
+    @staticmethod
+    def _without(table: Table, source: str) -> None:
+        """Withdraws a source: its names go back to their earlier owners."""
+        others = {name: tuple(each for each in sources if each != source) for name, sources in table.items()}
+        table.clear()
+        table.update({name: sources for name, sources in others.items() if sources})
 
     def _configure(self, role: str) -> None:
         if role not in self.tables:
@@ -159,7 +170,9 @@ class KeptMachine(RuleBasedStateMachine):
     @invariant()
     def lists_agree(self) -> None:
         if self._bus is not None:
-            assert catalog(self.bus) == {role: list(table.items()) for role, table in self.tables.items()}
+            assert catalog(self.bus) == {
+                role: [(name, sources[-1]) for name, sources in table.items()] for role, table in self.tables.items()
+            }
 
     def teardown(self) -> None:
         self._stop()

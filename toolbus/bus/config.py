@@ -246,6 +246,14 @@ class Config:
             "off|first-use|upstream",
         ),
     )
+    name_owner: str = setting(
+        "newest",
+        TEXT,
+        "which source has a name that several offer: the `newest`, and an earlier one again when it leaves; or the "
+        "`first`, and later ones are listed as `source:name`",
+        check=one_of("newest", "first"),
+        option=Option("Which source has a name that several offer (default: newest).", "newest|first"),
+    )
     data_dir: Path | None = setting(
         None,
         PATH,

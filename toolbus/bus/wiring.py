@@ -368,6 +368,7 @@ def _registry(config: Config) -> Registry:
         tools_per_role=config.limits.tools_per_role,
         unconfigured_roles=config.limits.unconfigured_roles,
         grace_seconds=config.grace_seconds,
+        first_owner=config.name_owner == "first",
         first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
     )
 

@@ -85,12 +85,53 @@ def test_what_waits_for_a_role_is_not_taken_by_a_source_that_is_trusted_less() -
     assert [each.source for each in registry.waiting("later")] == ["one"]
 
 
-def test_an_overwritten_tool_never_comes_back_by_itself() -> None:
+@pytest.mark.parametrize("way", ["withdrawn", "cleared", "killed"])
+def test_a_name_goes_back_to_its_earlier_owner_in_its_place_when_the_later_one_is_gone(way: str) -> None:
+    registry = Registry(("r1", "r2"), grace_seconds=5.0)
+    one = offers(registry, "one", tool("a"), V1, tool("z"))
+    offers(registry, "gone", V2)
+    two = offers(registry, "two", V2)
+    registry.clear("gone")
+    entry = registry.find("t")
+    assert entry is not None
+    assert entry.all_warnings == ("contested: 'one' also offers it, and has the name again when 'two' withdraws it",)
+    assert (registry.offers(one), registry.counted(one)) == (["a", "z"], ["a", "z", "t"])
+    revision = registry.revision
+    if way == "killed":
+        registry.lose(two, "killed", 10.0)
+        assert names(registry) == ["a", "z"], "it may reconnect within its grace period"
+        registry.expire(16.0)
+    elif way == "withdrawn":
+        registry.withdraw(two)
+    else:
+        registry.clear("two")
+    assert (names(registry), current(registry, role="r2")) == (["a", "t", "z"], ("one", V1))
+    assert ("t", "one") in {(each.tool.name, each.source) for each in registry.since(revision).added}
+    assert registry.take_reviewed() == {one: {("t", "r1"): True, ("t", "r2"): True}}, "its session is notified"
+    assert not registry.find("t").all_warnings  # type: ignore[union-attr]
+    registry.withdraw(one)
+    assert not registry._index.by_handler
+
+
+def test_what_is_unregistered_by_name_alone_does_not_come_back_as_another_source_s() -> None:
     registry = Registry()
     offers(registry, "one", V1)
-    two = offers(registry, "two", V2)
-    registry.withdraw(two)
-    assert registry.find("t") is None
+    offers(registry, "two", V2)
+    assert registry.unregister("t").count == 1
+    assert (names(registry), registry.sources()) == ([], {})
+
+
+def test_a_bus_whose_names_stay_with_the_first_owner_lists_later_ones_under_their_sources() -> None:
+    registry = Registry(first_owner=True)
+    one = offers(registry, "one", V1)
+    offers(registry, "two", V2)
+    offers(registry, "one", V2)  # another session of it
+    assert (current(registry), names(registry)) == (("one", V2), ["t", "two:t"])
+    (warning,) = registry.find("two:t").all_warnings  # type: ignore[union-attr]
+    assert warning == "it is listed as 'two:t': 'one', which had it first, has the name 't'"
+    registry.withdraw(one)
+    registry.clear("one")
+    assert current(registry) == ("two", V2), "it answers to the bare name now"
 
 
 @pytest.mark.parametrize("qualified", [False, True])

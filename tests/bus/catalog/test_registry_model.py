@@ -43,6 +43,7 @@ class Line:
         self.declared: list[tuple[Tool, list[PeerDouble]]] = []
         self.last: Tool | None = None  # what was dropped last
         self.goes_at, self.instance = math.inf, ""
+        self.behind: list[Line] = []  # of sources that had the name before, newest last
 
     @property
     def tool(self) -> Tool:
@@ -100,6 +101,31 @@ class RegistryModel:
     def forget_empty(self) -> None:
         self.waiting = {role: table for role, table in self.waiting.items() if table}
 
+    @staticmethod
+    def _lines(table: list[Line]) -> list[Line]:
+        return [*(each for line in table for each in line.behind), *table]
+
+    @staticmethod
+    def _drop(table: list[Line], line: Line) -> None:
+        owner = next(each for each in table if each.name == line.name)
+        if line is not owner:
+            owner.behind.remove(line)
+        elif line.behind:
+            table[table.index(line)] = back = line.behind.pop()
+            back.behind, line.behind = line.behind, []
+        else:
+            table.remove(line)
+
+    @staticmethod
+    def _take_over(old: Line, new: Line, *, kept: bool) -> Line:
+        """Puts a line, or the one that its source has behind, before the line that has the name."""
+        own = next((each for each in old.behind if each.source == new.source), new)
+        own.place = old.place
+        own.behind, old.behind = [each for each in old.behind if each is not own], []
+        if kept and old.declared:
+            own.behind.append(old)
+        return own
+
     def register(
         self, handler: PeerDouble, tools: Sequence[CompiledTool], *, qualified: bool = False, declare: bool = False
     ) -> None:
@@ -118,20 +144,22 @@ class RegistryModel:
                     line = Line(name, item.tool.name, handler.source, next(self._places))
                     table.append(line)
                 elif line.source != handler.source:
-                    table[table.index(line)] = line = Line(name, item.tool.name, handler.source, line.place)
+                    new = Line(name, item.tool.name, handler.source, line.place)
+                    waits = any(table is each for each in self.waiting.values())
+                    table[table.index(line)] = line = self._take_over(line, new, kept=not waits)
                 line.join(handler, item.tool)
                 stays.add(line)
             for table in () if role else self.waiting.values():
                 for line in [line for line in table if line.name == name]:
                     self._replace(table, line, handler)
         for table in self._for(None) if declare else ():
-            for line in list(table):
+            for line in self._lines(table):
                 own = handler in line.handlers()
                 lost = not line.declared and line.source == handler.source and line.instance == handler.instance != ""
                 if (own or lost) and line not in stays:
                     line.leave(handler)
                     if not line.declared:
-                        table.remove(line)
+                        self._drop(table, line)
 
     def _replace(self, table: list[Line], line: Line, handler: PeerDouble) -> None:
         """A tool for all roles replaces what waits, but for other sessions of its own source."""
@@ -146,32 +174,36 @@ class RegistryModel:
 
     def unregister(self, name: str, role: str, source: str, *, hidden: bool = False) -> None:
         for table in self._for(role, hidden=hidden):
-            fits = [line for line in table if line.name == name and source in ("", line.source)]
+            fits = [line for line in self._lines(table) if line.name == name and source in ("", line.source)]
             fits = fits or [line for line in table if source and line.name == f"{source}:{name}"]
             for line in fits:
-                table.remove(line)
+                self._drop(table, line)
 
     def clear(self, source: str, role: str) -> None:
         for table in self._for(role):
-            table[:] = [line for line in table if line.source != source]
+            for line in [line for line in self._lines(table) if line.source == source]:
+                self._drop(table, line)
 
     def withdraw(self, handler: PeerDouble) -> None:
         for table in self._for(None):
-            for line in [line for line in table if handler in line.handlers()]:
+            for line in [line for line in self._lines(table) if handler in line.handlers()]:
                 line.leave(handler)
                 if not line.declared:
-                    table.remove(line)
+                    self._drop(table, line)
 
     def lose(self, handler: PeerDouble, why: str, now: float) -> None:
         for table in self._for(None):
-            for line in [line for line in table if handler in line.handlers()]:
+            for line in [line for line in self._lines(table) if handler in line.handlers()]:
                 line.leave(handler)
-                if not line.declared:
+                if not line.declared and line not in table:
+                    self._drop(table, line)
+                elif not line.declared:
                     line.goes_at, line.instance = now + self.grace, handler.instance
 
     def expire(self, now: float) -> None:
         for table in self._for(None):
-            table[:] = [line for line in table if line.declared or line.goes_at > now]
+            for line in [line for line in table if not line.declared and line.goes_at <= now]:
+                self._drop(table, line)
 
     def add_role(self, role: str) -> None:
         if role not in self.tables:
@@ -184,18 +216,21 @@ class RegistryModel:
                             other.join(handler, declared)
                     continue
                 if other is not None:
-                    line.place = other.place
                     table.remove(other)
+                    line.place = other.place
+                    line.behind = [*(each for each in other.behind if each.source != line.source)]
+                    line.behind += [other] if other.source != line.source else []
                 table.append(line)
             self.tables[role] = sorted(table, key=lambda line: line.place)
 
     def _everyone(self) -> list[PeerDouble]:
-        return [handler for line in self.to_come for handler in line.handlers()]
+        return [handler for line in self._lines(self.to_come) for handler in line.handlers()]
 
     def remove_role(self, role: str) -> None:
         [table] = self._for(role)
         del self.tables[role]
         for line in table:
+            line.behind = []
             was_offline = not line.declared
             for handler in line.handlers():
                 mine = [known for known, handlers in line.declared if handler in handlers]

@@ -154,10 +154,10 @@ def test_lookups_and_listings_hold_from_any_thread_while_others_write() -> None:
 
 def test_a_source_that_is_gone_leaves_nothing_behind() -> None:
     registry = Registry()
-    for number in range(3):
-        handler = offers(registry, f"source{number}", V1)
-    assert list(registry._index.by_source) == ["source2"]
-    registry.lose(handler, "gone", 0.0)
+    handlers = [offers(registry, f"source{number}", V1) for number in range(10)]
+    assert list(registry._index.by_source) == [f"source{number}" for number in range(2, 10)], "no more wait than 7"
+    for handler in handlers:
+        registry.lose(handler, "gone", 0.0)
     registry.expire(10.0)
     assert not registry._index.by_source
     assert not registry._index.by_handler

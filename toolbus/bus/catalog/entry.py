@@ -272,6 +272,7 @@ def in_flight(handler: Handler) -> int:
     return len(handler.pending)
 
 
+MAX_EARLIER = 7  # owners that a name had before its present one, and may have again
 MAX_FORMER = 4  # older declarations of a tool that CATALOG_STALE can still compare with
 CHOICE_OF_TWO = 16  # handlers; among more of them the better of two at random is as good as the best
 
@@ -336,8 +337,8 @@ class Entry:
     """The tool that one role has under one listed name."""
 
     __slots__ = (
-        *("bare_name", "counts", "current", "declarations", "former", "last_error", "levels", "listing", "name"),
-        *("place", "shared_listing", "source", "suspended", "table", "trust", "warnings"),
+        *("bare_name", "counts", "current", "declarations", "displaced", "former", "last_error", "levels", "listing"),
+        *("name", "place", "shared_listing", "source", "suspended", "table", "trust", "warnings"),
     )
 
     def __init__(self, table: RoleTable, name: str, bare_name: str, source: str, place: int) -> None:
@@ -353,6 +354,7 @@ class Entry:
         self.levels: dict[Handler, int] = {}  # the access level that a handler requires, where it requires one
         self.counts: CallCounts | None = None  # of its calls; None before the first
         self.last_error = ""  # why the tool went offline the last time
+        self.displaced = False  # whether another source has the name now, see `RoleTable.displace`
         self.suspended: Declaration | None = None  # its handler is unreachable; not offered until that resumes
         self.warnings: dict[str, str] = {}  # for operators, in addition to those about its schema, by topic
         # Cached listings: of this entry alone, and together with the same tool of later roles. Each is valid only for
@@ -375,7 +377,10 @@ class Entry:
     def all_warnings(self) -> tuple[str, ...]:
         """The warnings about the tool for operators, one sentence each."""
         declaration = self.current or self.suspended
-        return (*self.warnings.values(), *(declaration.warnings if declaration is not None else ()))
+        earlier = ", ".join(repr(each.source) for each in self.table.earlier.get(self.name, ()))
+        contested = [f"contested: {earlier} also offers it, and has the name again when {self.source!r} withdraws it"]
+        own = declaration.warnings if declaration is not None else ()
+        return (*(contested if earlier and not self.displaced else ()), *self.warnings.values(), *own)
 
     @property
     def min_level(self) -> int:
@@ -466,13 +471,18 @@ class RoleTable:
 
     It answers to listed names, and to the bare names of qualified tools where no listed name matches. The registry has
     one for each role, and one for roles that are added later.
+
+    Attributes:
+        earlier: by listed name, the entries of sources that had the name before its present one, the newest last. They
+            are displaced: never listed and not called. The newest has the name again when the present one leaves.
     """
 
-    __slots__ = ("aliases", "entries", "role")
+    __slots__ = ("aliases", "earlier", "entries", "role")
 
     def __init__(self, role: str | None) -> None:
         self.role = role  # None: the table for roles that are added later
         self.entries: dict[str, Entry] = {}
+        self.earlier: dict[str, list[Entry]] = {}
         self.aliases: dict[str, dict[str, Entry]] = {}  # bare name → qualified entries, first registered first
 
     def get(self, name: str) -> Entry | None:
@@ -493,10 +503,34 @@ class RoleTable:
         if entry.name != entry.bare_name and entry.name != LENT_MODEL and not is_operators(entry.source):
             self.aliases.setdefault(entry.bare_name, {})[entry.name] = entry
 
-    def drop(self, entry: Entry) -> None:
-        """Removes an entry."""
-        del self.entries[entry.name]
-        self._forget(entry)
+    def drop(self, entry: Entry) -> Entry | None:
+        """Removes an entry. Returns the one of an earlier owner that has the name again: the newest that is offered."""
+        earlier = self.earlier.get(entry.name, [])
+        back = None
+        if entry.displaced:
+            earlier.remove(entry)
+        elif earlier:
+            back = next((each for each in reversed(earlier) if each.current is not None), earlier[-1])
+            earlier.remove(back)
+            back.displaced = False
+            self.put(back)
+        else:
+            del self.entries[entry.name]
+            self._forget(entry)
+        if not earlier:
+            self.earlier.pop(entry.name, None)
+        return back
+
+    def displace(self, entry: Entry, source: str) -> Entry | None:
+        """Keeps an entry behind that of another source, which takes the name. Returns what that source has there."""
+        earlier = self.earlier.setdefault(entry.name, [])
+        own = next((each for each in earlier if each.source == source), None)
+        if own is not None:
+            earlier.remove(own)
+            own.displaced = False
+        entry.displaced = True
+        earlier.append(entry)
+        return own
 
     def _forget(self, entry: Entry) -> None:
         entry.listing = entry.shared_listing = None  # they hold entries: cycles would wait for the garbage collector
@@ -505,6 +539,16 @@ class RoleTable:
             alias.pop(entry.name, None)
             if not alias:
                 del self.aliases[entry.bare_name]
+
+
+def displaced_place(entry: Entry) -> int:
+    """Returns the place of a displaced entry as it is persisted: below that of every entry that is listed."""
+    return -2 - entry.place * (MAX_EARLIER + 1) - entry.table.earlier[entry.name].index(entry)
+
+
+def place_and_turn(place: int) -> tuple[int, int]:
+    """Returns a persisted place, and when the tool had the name there: in the order of its owners."""
+    return divmod(-2 - place, MAX_EARLIER + 1) if place < 0 else (place, MAX_EARLIER + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from toolbus.bus.catalog.changes import CatalogChanges, ChangeOutcome, Journal, LostTool
 from toolbus.bus.catalog.entry import (
     LENT_MODEL,
+    MAX_EARLIER,
     CompiledTool,
     Declaration,
     Entry,
     Handler,
     RoleTable,
     ToolListing,
+    displaced_place,
     is_operators,
 )
 from toolbus.bus.catalog.role_tables import Lost, OfferIndex, RoleTables
@@ -230,7 +232,8 @@ class Lookups:
         """Returns the bare names that a handler offers now, each once."""
         with self._lock:
             entries = self._index.by_handler.get(handler, ())
-            return list(dict.fromkeys(entry.bare_name for entry in entries if not self.tables.hides(entry)))
+            shown = (entry for entry in entries if not (entry.displaced or self.tables.hides(entry)))
+            return list(dict.fromkeys(entry.bare_name for entry in shown))
 
     def waits(self, handler: Handler) -> list[tuple[str, str]]:
         """Returns the tools of a handler that wait for a role that does not exist: (bare name, role)."""
@@ -243,8 +246,10 @@ class Lookups:
             ]
 
     def counted(self, handler: Handler) -> list[object]:
-        """Returns the items that count against a limit of tools: each offered name, and each tool that waits."""
-        return [*self.offers(handler), *self.waits(handler)]
+        """Returns the items that count against a limit of tools: each offered or displaced name, each that waits."""
+        with self._lock:
+            displaced = [each.bare_name for each in self._index.by_handler.get(handler, ()) if each.displaced]
+            return [*dict.fromkeys((*self.offers(handler), *displaced)), *self.waits(handler)]
 
     def waiting(self, role: str | None = None) -> list[ToolListing]:
         """Returns the listings of the tools that wait, for one role that does not exist or for all, by their places."""
@@ -291,6 +296,7 @@ class Lookups:
                 of_sources, offline = self._index.by_source.values(), len(self._index.offline)
                 entries = sum(map(len, of_sources))
                 suspended = sum(entry.suspended is not None for each in of_sources for entry in each)
+                entries -= sum(entry.displaced and entry.current is not None for each in of_sources for entry in each)
             states = {"offered": entries - offline - suspended, "offline": offline, "suspended": suspended}
             self._states = self.revision, states
         return self._states[1]
@@ -303,9 +309,13 @@ class Lookups:
             return list(entries or ())
 
     def places(self, handler: Handler) -> tuple[tuple[str | None, int], ...]:
-        """Returns where a handler's tools stand: (role, None for roles that are added later; position in listings)."""
+        """Returns where a handler's tools stand: (role, None for roles that are added later; position in listings).
+
+        The position of a displaced tool is that of its name and of its turn, as `displaced_place` makes it.
+        """
         with self._lock:
-            return tuple((entry.table.role, entry.place) for entry in self._index.by_handler.get(handler, ()))
+            entries = self._index.by_handler.get(handler, ())
+            return tuple((each.table.role, displaced_place(each) if each.displaced else each.place) for each in entries)
 
     # -- room ---------------------------------------------------------------------------------------------------
 
@@ -340,6 +350,7 @@ class Registry(Lookups):
         unconfigured_roles: int = 100,
         grace_seconds: float = 5.0,
         first_revision: int = 1,
+        first_owner: bool = False,
     ) -> None:
         index = OfferIndex()
         tables = RoleTables(roles, index, tools_per_role=tools_per_role, unconfigured_roles=unconfigured_roles)
@@ -348,6 +359,7 @@ class Registry(Lookups):
         # What was logged about schemas, by listed name and source.
         self._warned: NewestCache[tuple[str, str], tuple[str, ...]] = NewestCache(MAX_WARNED)
         self.grace_seconds = grace_seconds
+        self.first_owner = first_owner  # whether a name stays with the source that has it; else the last writer's
         self.checks_outputs = False  # whether a tool was ever offered whose results are checked
 
     def __repr__(self) -> str:
@@ -442,7 +454,7 @@ class Registry(Lookups):
             )
 
     def unregister(self, name: str, role: str = "", source: str = "", *, hidden: bool = False) -> ChangeOutcome:
-        """Withdraws one tool, in one role or in all; with a source only where that source has it.
+        """Withdraws one tool, in one role or in all; with a source only where that has it, else of earlier owners too.
 
         Args:
             hidden: whether the role may be one that tools wait for.
@@ -453,11 +465,11 @@ class Registry(Lookups):
         with self._lock:
             entries = []
             for table in self.tables.of(role or None, hidden=hidden):
-                entry = table.entries.get(name)
-                if entry is None or (source and entry.source != source):
-                    entry = table.entries.get(f"{source}:{name}") if source else None
-                if entry is not None:
-                    entries.append(entry)
+                named = [*table.earlier.get(name, ()), *filter(None, [table.entries.get(name)])]
+                if source:
+                    qualified = filter(None, [table.entries.get(f"{source}:{name}")])
+                    named = [each for each in named if each.source == source] or list(qualified)
+                entries += named
             return self._withdraw(entries)
 
     def clear(self, source: str, role: str = "") -> ChangeOutcome:
@@ -508,7 +520,9 @@ class Registry(Lookups):
                 if entry.current is None:
                     entry.last_error = why
                     unoffered.append(entry.name)
-                if entry.current is None and entry.suspended is None:
+                if entry.current is None and entry.suspended is None and entry.displaced:
+                    self._drop(entry, None)
+                elif entry.current is None and entry.suspended is None:
                     self._index.offline.pop(entry, None)
                     self._index.offline[entry] = (now + self.grace_seconds, handler.instance)
             return list(dict.fromkeys(unoffered))
@@ -628,6 +642,10 @@ class Registry(Lookups):
                 raise UnknownRole(role)
             self.revision += 1
             waiting = RoleTable(role)
+            for entry in [each for earlier in table.earlier.values() for each in earlier]:
+                for handler in entry.handlers():
+                    self._index.unlink(handler, entry)
+                self._drop(entry, None)
             for entry in list(table.entries.values()):
                 visible = self._visible(entry)
                 for handler in entry.handlers():
@@ -659,10 +677,12 @@ class Registry(Lookups):
         visible = self._visible(entry) if entry is not None else None
         if entry is None and self.tables.is_full(table, handler.source):
             return None
-        if entry is not None and entry.source != handler.source and entry.trust > handler.trust:
+        held = entry is not None and (entry.trust > handler.trust or (self.first_owner and not qualified))
+        if entry is not None and entry.source != handler.source and held:
             own = self._offer_in(table, handler, item, True, lost)
             if own is not None:
-                text = f"it is listed as {own.name!r}: {entry.source!r}, which is trusted more, has the name {name!r}"
+                why = "which is trusted more" if entry.trust > handler.trust else "which had it first"
+                text = f"it is listed as {own.name!r}: {entry.source!r}, {why}, has the name {name!r}"
                 own.warnings = {**own.warnings, "name": text}
                 log.warning("held tool=%r source=%r %s", item.tool.name, handler.source, clean_line(text))
             return own
@@ -671,9 +691,8 @@ class Registry(Lookups):
             for owner in entry.handlers():
                 if table.role in self._configured or table.role in self.tables.waiting:
                     lost.setdefault((owner, entry.bare_name), []).append(table.role)
-                self._index.unlink(owner, entry)
-            self._index.forget(entry)
-            entry, visible = Entry(table, name, tool.name, handler.source, entry.place), None
+                self._index.link(owner, entry)  # its place is another one now
+            entry, visible = self._displace(entry, handler.source, tool.name), None
         if entry is None:
             self._last_place += 1
             entry = Entry(table, name, tool.name, handler.source, self._last_place)
@@ -691,13 +710,28 @@ class Registry(Lookups):
         self._index.add(entry)
         self._index.link(handler, entry)
         self._index.offline.pop(entry, None)
-        if changed:
+        if changed or visible is None:
             self._journalize(entry, visible)
         if self._warned.get((name, handler.source), ()) != item.warnings:  # once, however often a plugin reconnects
             self._warned[name, handler.source] = item.warnings
             for warning in item.warnings:
                 log.warning("warning tool=%r source=%r %s", name, handler.source, clean_line(warning))
         return entry
+
+    def _displace(self, entry: Entry, source: str, bare_name: str) -> Entry:
+        """Returns the entry of a source that takes a name. The earlier one is kept, unless nobody offers it."""
+        table = entry.table
+        own = table.displace(entry, source) or Entry(table, entry.name, bare_name, source, entry.place)
+        own.place = entry.place
+        table.put(own)
+        unoffered = not entry.handlers() or table.role in self.tables.waiting
+        first = entry if unoffered else table.earlier[entry.name][0]
+        if unoffered or len(table.earlier[entry.name]) > MAX_EARLIER:
+            for owner in first.handlers():
+                self._index.unlink(owner, first)
+            table.drop(first)
+            self._index.forget(first)
+        return own
 
     def _remove(self, entry: Entry, handler: Handler) -> None:
         visible = self._visible(entry)
@@ -714,16 +748,16 @@ class Registry(Lookups):
         self.revision += 1
         affected: dict[str, None] = {}
         lost: Lost = {}
+        count = sum(1 for entry in entries if entry.table.role in self._configured and not entry.displaced)
         for entry in entries:
             role = entry.table.role
             for handler in entry.handlers():
-                if role in self._configured or role in self.tables.waiting:
+                if (role in self._configured or role in self.tables.waiting) and not entry.displaced:
                     lost.setdefault((handler, entry.bare_name), []).append(role)
                 self._index.unlink(handler, entry)
             if role is not None:
                 affected[role] = None
             self._drop(entry, self._visible(entry))
-        count = sum(1 for entry in entries if entry.table.role in self._configured)
         return ChangeOutcome(
             names=tuple(dict.fromkeys(entry.bare_name for entry in entries)),
             roles=self.tables.in_order(affected),
@@ -737,7 +771,8 @@ class Registry(Lookups):
         if names is None or not entries:
             return entries
         listed = {each for name in names for each in (name, f"{handler.source}:{name}")}
-        found = (table.entries.get(name) for table in self.tables.of(None) for name in listed)
+        places = [(table, name) for table in self.tables.of(None) for name in listed]
+        found = [each for table, name in places for each in (table.entries.get(name), *table.earlier.get(name, ()))]
         return [entry for entry in found if entry is not None and entry in entries and entry.bare_name in names]
 
     def _lost_tools(self, lost: Lost, by_source: str | None = None) -> tuple[LostTool, ...]:
@@ -747,17 +782,26 @@ class Registry(Lookups):
         )
 
     def _drop(self, entry: Entry, visible: bool | None) -> None:
-        entry.table.drop(entry)
+        back = entry.table.drop(entry)
         self._index.forget(entry)
         entry.current = entry.suspended = None
         if visible is not None:
             self._journalize(entry, visible)
+        owner = entry.table.entries.get(entry.name)
+        if owner is not None:  # it is back, or is not contested any more
+            self._journalize(owner, self._visible(owner) if back is None else None)
+        if back is not None:
+            log.info("back tool=%r source=%r", back.name, back.source)
+            for handler in back.handlers():
+                self._index.link(handler, back)
+                if back.table in self._shown:
+                    self._index.review(handler, back, back.table.role or "", True)
         if self.tables.waiting:
             self.tables.drop_empty()
 
     def _visible(self, entry: Entry) -> bool | None:
         """Tells whether watchers may see an entry as it is now; None where it is not offered."""
-        return None if entry.current is None else self.shows(entry)
+        return None if entry.current is None or entry.displaced else self.shows(entry)
 
     def _journalize(self, entry: Entry, visible: bool | None) -> None:
         """Adds a change to the journal, and whether watchers saw the name of this source before, in any role.

@@ -277,7 +277,8 @@ class RoleTables:
     def _filled(self, role: str) -> RoleTable:
         """Returns a new table with copies of the tools for all roles."""
         table, index = RoleTable(role), self._index
-        for future in self.future.entries.values():
+        displaced = [each for earlier in self.future.earlier.values() for each in earlier]
+        for future in (*self.future.entries.values(), *displaced):
             entry = Entry(table, future.name, future.bare_name, future.source, future.place)
             entry.former, entry.last_error, entry.trust = dict(future.former), future.last_error, future.trust
             for declaration in future.declarations.values():
@@ -287,7 +288,11 @@ class RoleTables:
             if future.suspended is not None:
                 entry.suspended = future.suspended.for_handler(*future.suspended.handlers)
                 index.link(future.suspended.handlers[0], entry)
-            table.put(entry)
+            if future.displaced:
+                entry.displaced = True
+                table.earlier.setdefault(entry.name, []).append(entry)
+            else:
+                table.put(entry)
             index.add(entry)
             if future in index.offline:
                 index.offline[entry] = index.offline[future]
@@ -314,9 +319,11 @@ class RoleTables:
                 entry.name, entry.listing, entry.shared_listing = f"{entry.source}:{entry.bare_name}", None, None
                 other = table.entries.get(entry.name)
             if other is not None:
-                for handler in other.handlers():
-                    self._index.unlink(handler, other)
-                self._index.forget(other)
+                former = other if other.source == entry.source else table.displace(other, entry.source)
+                if former is not None:
+                    for handler in former.handlers():
+                        self._index.unlink(handler, former)
+                    self._index.forget(former)
                 entry.place = other.place
             entry.table = table
             table.put(entry)

@@ -25,6 +25,7 @@ from toolbus.bus.catalog.entry import (
     compile_tools,
     declared_twice,
     is_operators,
+    place_and_turn,
     unchecked,
 )
 from toolbus.bus.catalog.registry import Registry
@@ -117,7 +118,7 @@ def restore_handlers(
 
 
 def _register(places: list[tuple[int, str | None, CallbackHandler]], registry: Registry) -> None:
-    for _, role, handler in sorted(places, key=lambda item: item[0]):
+    for _, role, handler in sorted(places, key=lambda item: place_and_turn(item[0])):
         for _, name, error in registry.register(handler, [handler.offered], roles=[role]).failed:
             why = clean_line(error)
             log.warning("not restored tool=%r source=%r role=%r why=%s", name, handler.source, role or "", why)
