@@ -133,6 +133,29 @@ def test_two_processes_of_one_file_share_their_source_and_a_restarted_one_return
             assert "bound to a token" not in running.err
 
 
+def test_a_run_that_was_killed_and_started_again_at_once_has_its_source_again_with_all_its_replicas(
+    tmp_path: Path,
+) -> None:
+    file = _file(tmp_path, "twin", VICTIM + 'print("up", os.getpid(), flush=True)\n')
+    with start_grpc_bus(tmp_path, "--ephemeral", TOOLBUS_GRACE_SECONDS="1") as serving:
+        address = address_of(serving)
+
+        def sessions() -> int:
+            tools = json.loads(toolbus("list", "--json", "--bus", address).stdout)["tools"]
+            return int(tools[0]["sessions"]) if tools else 0
+
+        with Running(tmp_path, "run", file, "--bus", address, "--replicas", "2", "--tail-bytes", "0") as killed:
+            until_sync(lambda: sessions() == 2, "both processes")
+            killed.process.kill()
+            killed.process.wait()
+        with Running(tmp_path, "run", file, "--bus", address, "--replicas", "2", "--tail-bytes", "0") as again:
+            until_sync(lambda: sessions() == 2 and again.out.count("up ") == 2, "both processes of the second run")
+            assert "twin#2 | up " in again.out
+            assert again.process.poll() is None
+        refused = toolbus("run", tmp_path, "--replicas", "2", "--bus", address)
+        assert (refused.returncode, "--replicas" in refused.stderr) == (2, True)
+
+
 def test_plugins_get_neither_the_operators_keys_nor_those_of_the_bus(tmp_path: Path) -> None:
     keys = dict.fromkeys(("OPENAI_API_KEY", "TOOLBUS_SIDECAR_API_KEY", "TOOLBUS_TOKEN", "TOOLBUS_CREDENTIAL"), SECRET)
     file = _file(tmp_path, "shows", SHOWS.format(name="show"))

@@ -181,6 +181,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
         "upstream": "http://127.0.0.1:1",
         "tripwire": "synchronet",
         "adopt_roles": "first-use",
+        "name_owner": "first",
         "traces": "http://127.0.0.1:1",
         "trace_ratio": "0.5",
     }

@@ -116,6 +116,7 @@ EPILOG = epilog(
         "toolbus run weather.py",
         "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock",
         "toolbus run weather.py --env WEATHER_URL --secrets secrets.toml",
+        "toolbus run weather.py --replicas 4",
         "toolbus run plugins/weather/ --entries",
         "toolbus run tools/",
         "toolbus run dice.js",
@@ -202,6 +203,10 @@ def run(
     entries: Annotated[
         bool, typer.Option("--entries", help="Offer methods with @plugin_entry of N.E.K.O. plugins as tools too.")
     ] = False,
+    replicas: Annotated[
+        int,
+        typer.Option(min=1, max=64, metavar="N", help="Run each plugin as so many processes, which share its calls."),
+    ] = 1,
     once: Annotated[bool, typer.Option("--once", help="Do not restart a plugin that died.")] = False,
     tail_bytes: Annotated[
         int,
@@ -219,7 +224,8 @@ def run(
     """Run plugins, or a folder of drop-in tools; restart those that die."""
     if not files and not programs:
         terminal.fail("nothing to run: name a plugin file, a folder, or --exec NAME=COMMAND", terminal.USAGE)
-    unfit = [name for name, given in (("--exec", programs), ("--env", env), ("--secrets", secrets)) if given]
+    single = (("--exec", programs), ("--env", env), ("--secrets", secrets), ("--replicas", replicas > 1))
+    unfit = [name for name, given in single if given]
     plugin_paths, own = find_plugins(files or [], unfit)
     target = BusTarget(bus, credential)
     from toolbus.processes.supervisor import RestartPolicy, Supervisor
@@ -232,9 +238,11 @@ def run(
             target.read()  # for its checks: the plugins connect, and this process may not
         plugins = supervisor = Supervisor(output, restarts=restarts, stop_seconds=stop_seconds)
         for name, command in _commands(
-            [*plugin_paths, *read_programs(programs or ())], target, _requests(env, entries), secrets, output
+            [*plugin_paths * replicas, *read_programs(programs or ())], target, _requests(env, entries), secrets, output
         ).items():
             supervisor.add(name, command)
+            for number in range(2, replicas + 1) if command.group_drains else ():  # a program of --exec
+                supervisor.add(f"{name}#{number}", command)
     else:
         plugins = _start(own, target, output, restarts, stop_seconds, require_manifest)
 

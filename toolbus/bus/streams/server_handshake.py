@@ -158,13 +158,21 @@ class SessionTable:
 
         Raises:
             NotPermitted: another token binds the source.
+            PeerLost: another token bound the sessions that broke, for the rest of their grace period: a later attach,
+                as a supervisor that was killed and started again does it, gets the source.
         """
         bound = self._tokens.get(source)
-        if bound is not None and not secrets.compare_digest(bound.encode(), token.encode()):
-            raise NotPermitted(
-                f"source {source!r} is bound to a token, and the attach carries another or none: use another source, "
-                "or the token (TOOLBUS_TOKEN) of the sessions that have it"
+        if bound is None or secrets.compare_digest(bound.encode(), token.encode()):
+            return
+        if source not in self.by_source:
+            raise PeerLost(
+                f"source {source!r} is bound to the token of a session that broke, until its grace period ends"
             )
+        raise NotPermitted(
+            f"source {source!r} is bound to a token, and the attach carries another or none: use another source, or "
+            "the token (TOOLBUS_TOKEN) of the sessions that have it; `toolbus run --replicas N` starts processes that "
+            "share one"
+        )
 
     def is_bound(self, source: str) -> bool:
         """Tells whether a token binds a source, so that tools cannot be offered under it without the token."""
