@@ -188,6 +188,9 @@ CredentialForPlugins = Annotated[
         help="Credential for a bus on another machine; handed on to every plugin file that has none in --secrets.",
     ),
 ]
+ReplicasOption = Annotated[
+    int, typer.Option(min=1, max=64, metavar="N", help="Run each plugin as so many processes, which share its calls.")
+]
 
 
 def run(
@@ -203,10 +206,7 @@ def run(
     entries: Annotated[
         bool, typer.Option("--entries", help="Offer methods with @plugin_entry of N.E.K.O. plugins as tools too.")
     ] = False,
-    replicas: Annotated[
-        int,
-        typer.Option(min=1, max=64, metavar="N", help="Run each plugin as so many processes, which share its calls."),
-    ] = 1,
+    replicas: ReplicasOption = 1,
     once: Annotated[bool, typer.Option("--once", help="Do not restart a plugin that died.")] = False,
     tail_bytes: Annotated[
         int,
@@ -237,12 +237,10 @@ def run(
         if credential is not None:
             target.read()  # for its checks: the plugins connect, and this process may not
         plugins = supervisor = Supervisor(output, restarts=restarts, stop_seconds=stop_seconds)
-        for name, command in _commands(
-            [*plugin_paths * replicas, *read_programs(programs or ())], target, _requests(env, entries), secrets, output
-        ).items():
+        wanted = [*plugin_paths * replicas, *read_programs(programs or ())]
+        commands = _commands(wanted, target, _requests(env, entries), secrets, output)
+        for name, command in replicated(commands, replicas).items():
             supervisor.add(name, command)
-            for number in range(2, replicas + 1) if command.group_drains else ():  # a program of --exec
-                supervisor.add(f"{name}#{number}", command)
     else:
         plugins = _start(own, target, output, restarts, stop_seconds, require_manifest)
 
@@ -310,6 +308,12 @@ def _commands(
         return plugin_commands(plugins, environment, requests, secrets, emit, target.credential)
     except SetupError as error:
         terminal.fail(str(error), terminal.USAGE)
+
+
+def replicated(commands: dict[str, Command], replicas: int) -> dict[str, Command]:
+    """Returns commands with those of further processes of programs; files were named more often."""
+    programs = {name: command for name, command in commands.items() if command.group_drains}
+    return commands | {f"{name}#{n}": each for name, each in programs.items() for n in range(2, replicas + 1)}
 
 
 OFFER_AFTER_SECONDS = 1.0  # plugins come first, and a command that ends at once needs no connection
