@@ -1,23 +1,37 @@
-"""Runs a bus, or two sessions without a network, for tests of plugins, hosts and the bus itself.
+"""Runs a bus with plugins, or two sessions without a network, and plays models: for tests of plugins and hosts.
 
-async with running_bus() as bus:
-    async with Host(bus.grpc_addresses[0]) as host:
-        ...
+async with running_bus(weather.plugin) as host:
+    assert (await host.call("get_weather", {"city": "Oslo"})).unwrap() == "sunny"
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, cast
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
+from toolbus.common.lazy import lazily
+from toolbus.errors import SetupError
 from toolbus.protocol.limits import Timings
 from toolbus.protocol.session import Session, Side, State
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus
+    from toolbus.parts.models.loop.scripted_model import ScriptedModel, Step, breaks, calls, cut, refuses, says
+    from toolbus.sdk import Host, Plugin
+
+__all__ = [
+    "running_bus", "PATIENT", "PairedSessions",
+    # a model whose answers are a list
+    "ScriptedModel", "Step", "says", "calls", "refuses", "cut", "breaks",
+]  # fmt: skip
+
+__getattr__, __dir__ = lazily(
+    __name__, {"parts.models.loop.scripted_model": "ScriptedModel Step says calls refuses cut breaks"}
+)
 
 Handle = Callable[[str, Any], object]
 
@@ -26,22 +40,72 @@ Handle = Callable[[str, Any], object]
 PATIENT = Timings(stall_seconds=60.0)
 
 
+@overload
+def running_bus(
+    *,
+    unix: bool = ...,
+    timings: Timings | None = ...,
+    embedder: Callable[[Sequence[str]], Any] | Literal[False] | None = ...,
+    **settings: Any,
+) -> AbstractAsyncContextManager[Bus]: ...
+@overload
+def running_bus(
+    plugin: Plugin | Path | str, /, *plugins: Plugin | Path | str, **settings: Any
+) -> AbstractAsyncContextManager[Host]: ...
+def running_bus(*plugins: Plugin | Path | str, **settings: Any) -> Any:
+    """Runs a bus on a free port of loopback, without HTTP, and plugins on it, which offer their tools then.
+
+    It is a bus; its address is ``bus.grpc_addresses[0]``. With plugins it is a host on that bus. Whatever address and
+    credential they have, the plugins connect to this bus alone; they are closed at the end, and may be used again.
+
+    Args:
+        plugins: each a `Plugin`, or the file or folder of one, as `toolbus run` takes it.
+        unix: listens on a unix socket in a directory of its own instead.
+        timings: lengths of time that are not configuration; `PATIENT` by default.
+        embedder: compares the meanings of tools for searches; None: the one that is installed; False: none.
+        settings: of `toolbus.bus.Config`; they win over the defaults here.
+
+    Raises:
+        SetupError: a plugin cannot be loaded, or the bus refuses one of its tools; the text has the reason.
+    """
+    return _with_plugins(plugins, settings) if plugins else _running_bus(**settings)
+
+
 @asynccontextmanager
-async def running_bus(
+async def _with_plugins(plugins: Sequence[Plugin | Path | str], settings: dict[str, Any]) -> AsyncIterator[Host]:
+    from toolbus.sdk import Host
+
+    async with _running_bus(**settings) as bus, AsyncExitStack() as stack:
+        address = bus.grpc_addresses[0]
+        for given in plugins:
+            plugin = _loaded(given) if isinstance(given, str | Path) else given
+            stack.push_async_callback(plugin.close)
+            await plugin.start(address=address)
+            await plugin.ready()
+            if plugin.refused:
+                reasons = "; ".join(dict.fromkeys(each.error for each in plugin.refused))
+                raise SetupError(f"the bus refuses tools of {plugin.source!r}: {reasons}")
+        yield await stack.enter_async_context(Host(address))
+
+
+def _loaded(path: str | Path) -> Plugin:
+    from toolbus.processes.loader import load_plugin
+    from toolbus.sdk import Plugin
+
+    loaded = load_plugin(path)
+    if loaded.owner is not None:
+        return Plugin.from_object(loaded.owner, source=loaded.source)
+    return loaded.plugin or Plugin(loaded.source, tools=loaded.tools)
+
+
+@asynccontextmanager
+async def _running_bus(
     *,
     unix: bool = False,
     timings: Timings | None = None,
     embedder: Callable[[Sequence[str]], Any] | Literal[False] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Bus]:
-    """Runs a bus on a free port of loopback, without HTTP; its address is ``bus.grpc_addresses[0]``.
-
-    Args:
-        unix: listens on a unix socket in a directory of its own instead.
-        timings: lengths of time that are not configuration; `PATIENT` by default.
-        embedder: compares the meanings of tools for searches; None: the one that is installed; False: none.
-        settings: of `toolbus.bus.Config`; they win over the defaults here.
-    """
     from toolbus.bus import Bus, Config  # needs toolbus[server]
 
     with tempfile.TemporaryDirectory(prefix="toolbus-") as folder:

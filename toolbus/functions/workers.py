@@ -223,6 +223,10 @@ class Workers:
         self.put(work)
         return await asyncio.wrap_future(future)
 
+    def renewed(self) -> Workers:
+        """Returns new threads in the place of these, which were stopped."""
+        return Workers(self._most, self._name)
+
     def stop(self) -> None:
         """Ends the threads that are idle; the others end after the last job."""
         self._stopped = True

@@ -15,6 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, Unpack, overload
@@ -339,6 +340,11 @@ class Plugin:
         SetupError: an argument breaks its rule, or the credential cannot be used.
     """
 
+    # No other attributes: setting one that does nothing, such as an address, is an error.
+    __slots__ = (
+        *("__weakref__", "permissions", "tools", "_closed", "_connection", "_hooks"),
+        *("_lifecycle", "_lifecycle_worker", "_settings", "_standing", "_workers"),
+    )
     __toolbus_plugin__ = True  # how `toolbus run` finds it in a file
     _operations: ClassVar[Mapping[str, str]] = {}  # names of denied operations for authors, by the bus's names
 
@@ -373,7 +379,7 @@ class Plugin:
             all_or_none,
         )
         self._workers = Workers(workers, f"toolbus-{source}-worker")
-        self._hooks = Hooks(self._workers.run)
+        self._hooks = Hooks(lambda function: self._workers.run(function))
         self._standing = Standing(source, lambda names, reason: self._hooks.fire("refused", tuple(names), reason))
         self._lifecycle: Lifecycle | None = None  # of the object whose tools these are; None without one
         self._lifecycle_worker = Workers(1, f"toolbus-{source}-lifecycle")  # apart from handlers, which may hang
@@ -409,8 +415,13 @@ class Plugin:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, by `close` or at the end of `run`: it cannot be started again."""
+        """Whether it was closed, by `close` or at the end of `run`, and not started again."""
         return self._closed
+
+    @property
+    def address(self) -> str:
+        """Where it expects the bus; set by the constructor, and for one run by `start`."""
+        return self._settings.address
 
     @property
     def refused(self) -> tuple[RefusedTool, ...]:
@@ -512,23 +523,30 @@ class Plugin:
         """
         asyncio.run(self._run(on_ready, grace_seconds))
 
-    async def start(self) -> None:
+    async def start(self, *, address: str | None = None) -> None:
         """Begins to connect, and reconnects without end; handlers run on the loop on which this is awaited.
 
-        Returns before a bus has answered; see `ready`.
+        Returns before a bus has answered; see `ready`. A plugin that was closed starts anew.
+
+        Args:
+            address: of another bus for this time, without the credential, as a test needs it; None means its own.
 
         Raises:
-            SetupError: a startup method of the plugin object failed, or the plugin was started before.
+            SetupError: a startup method of the plugin object failed, or the plugin runs.
         """
-        if self._connection is not None or self._closed:
-            raise SetupError(f"plugin {self.source!r} was started before: make a new one")
+        if self._connection is not None and not self._closed:
+            raise SetupError(f"plugin {self.source!r} runs: close it before you start it again")
+        if self._closed:
+            self._workers, self._lifecycle_worker = self._workers.renewed(), self._lifecycle_worker.renewed()
+            self._closed = False
+        settings = self._settings if address is None else replace(self._settings, address=address, credential=None)
         if self._lifecycle is not None:
             await self._lifecycle.start(self._lifecycle_worker.run, self._workers.run)
         loop = asyncio.get_running_loop()
         self._hooks.open(loop)
         runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MAX_IN_FLIGHT)
         delegate = PluginDelegate(self.tools, self.permissions, self._standing, self._hooks, self._operations)
-        self._connection = connection = Connection(self._settings, delegate, runner.take)
+        self._connection = connection = Connection(settings, delegate, runner.take)
         delegate.declare = connection.tools_changed
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()
