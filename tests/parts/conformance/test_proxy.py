@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.waiting import until
-from toolbus.parts.conformance.proxy import Proxy
+from toolbus.parts.conformance.proxy import Proxy, bound
 
 
 @pytest_asyncio.fixture
@@ -106,3 +107,18 @@ async def test_a_unix_socket_passes_bytes_on_and_goes_when_it_is_closed(echo: in
     await proxy.close()
     await until(lambda: not (tmp_path / "bus.sock").exists(), "the end of the socket")
     await proxy.stop()
+
+
+async def test_small_pieces_pass_at_once() -> None:
+    delays: list[int] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        delays.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    server = await asyncio.start_server(accept, sock=bound(0))
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert await reader.read() == b""
+        writer.close()
+    assert delays and all(delays)

@@ -42,7 +42,7 @@ class Proxy:
         self.attempts: list[float] = []
         self.attempted = asyncio.Event()
         if path is None:
-            self._holder = _bound(0)
+            self._holder = bound(0)
             self._port = self._holder.getsockname()[1]
 
     @property
@@ -58,7 +58,7 @@ class Proxy:
         if self._path is not None:
             self._listener = await asyncio.start_unix_server(self._accept, self._path)
         else:
-            self._listener = await asyncio.start_server(self._accept, sock=_bound(self._port))
+            self._listener = await asyncio.start_server(self._accept, sock=bound(self._port))
 
     async def close(self) -> None:
         """Stops listening and resets all connections, as a bus does that was killed."""
@@ -125,9 +125,11 @@ class Proxy:
         sink.write_eof()
 
 
-def _bound(port: int) -> socket.socket:
+def bound(port: int) -> socket.socket:
     """Returns a socket that has a port of loopback and does not listen: connections are refused there."""
-    made = socket.socket()
+    # asyncio sends small pieces at once only on sockets that name their protocol. Otherwise some of what passes here would
+    # wait 40 ms for an acknowledgement, and the client would be blamed.
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     made.bind(("127.0.0.1", port))

@@ -1,0 +1,497 @@
+package toolbus
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"iter"
+	"log/slog"
+	"math/big"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// startBus starts a bus, the program TOOLBUS or `toolbus`, on free ports; it returns its address and what stops it.
+func startBus(t testing.TB, options ...string) (string, func()) {
+	t.Helper()
+	program := os.Getenv("TOOLBUS")
+	if program == "" {
+		program = "toolbus"
+	}
+	arguments := append([]string{"serve", "--grpc", "127.0.0.1:0", "--http", "off", "--ephemeral"}, options...)
+	command := exec.Command(program, arguments...)
+	var warnings bytes.Buffer // of the bus, shown if the test fails
+	command.Stderr = &warnings
+	output, err := command.StdoutPipe()
+	if err == nil {
+		err = command.Start()
+	}
+	if err != nil {
+		t.Fatalf("the bus does not start: %v", err)
+	}
+	stop := sync.OnceFunc(func() {
+		_ = command.Process.Signal(syscall.SIGTERM)
+		_ = command.Wait()
+		if t.Failed() {
+			t.Log(warnings.String())
+		}
+	})
+	t.Cleanup(stop)
+	ready := regexp.MustCompile(`^toolbus ready grpc=(\S+)`)
+	lines := bufio.NewScanner(output)
+	for lines.Scan() {
+		if found := ready.FindStringSubmatch(lines.Text()); found != nil {
+			go func() { _, _ = io.Copy(io.Discard, output) }()
+			return found[1], stop
+		}
+	}
+	t.Fatal("the bus ended before it was ready")
+	return "", stop
+}
+
+// must fails a test at an error, and returns the value that came without one.
+func must[T any](t testing.TB) func(T, error) T {
+	return func(value T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func equal[T any](t testing.TB, got, expected T) {
+	t.Helper()
+	one, other := must[string](t)(toJSON(got)), must[string](t)(toJSON(expected))
+	if one != other {
+		t.Fatalf("got %s, expected %s", one, other)
+	}
+}
+
+type place struct {
+	City string `json:"city" description:"in English"`
+	Days int    `json:"days" default:"1" minimum:"1"`
+}
+
+type weather struct {
+	City string   `json:"city"`
+	Days []string `json:"days"`
+}
+
+func getWeather(_ context.Context, in place) (weather, error) {
+	return weather{in.City, slices.Repeat([]string{"sunny"}, in.Days)}, nil
+}
+
+type nothing = map[string]any
+
+// tester is a bus with a plugin and a host.
+type tester struct {
+	address string
+	plugin  *Plugin
+	host    *Host
+	stopped atomic.Int32 // handlers of slow that have seen their end
+}
+
+func (s *tester) options() Options { return Options{Address: s.address, Log: quiet} }
+
+func newTester(t *testing.T) *tester {
+	address, _ := startBus(t)
+	s := &tester{address: address}
+	s.plugin = NewPlugin("weather", &PluginOptions{Options: s.options()})
+	p := s.plugin
+	check(t, AddTool(p, Tool{Name: "get_weather", Description: "Tells the weather.", ReadOnly: Yes, OutputSchema: true}, getWeather))
+	type numbers struct {
+		A *big.Int `json:"a"`
+		B int64    `json:"b" default:"1"`
+	}
+	check(t, AddTool(p, Tool{Name: "add"}, func(_ context.Context, in numbers) (*big.Int, error) {
+		return new(big.Int).Add(in.A, big.NewInt(in.B)), nil
+	}))
+	check(t, AddTool(p, Tool{Name: "count"}, func(context.Context, nothing) (iter.Seq[string], error) {
+		return slices.Values([]string{"one ", "two"}), nil
+	}))
+	check(t, AddTool(p, Tool{Name: "steps"}, func(ctx context.Context, _ nothing) (Reply, error) {
+		image := Image([]byte{1, 2}, "image/webp")
+		ScopeOf(ctx).Report(Progress{Progress: 1, Total: 2, Message: "half", Content: []Content{image}})
+		parts := []Content{Link("https://a.example", "more"), File("file:///a", []byte{0xff}, "a/b"), Resource("b:", "text", "text/plain"), Text("t")}
+		return Reply{Output: "done", Content: parts}, nil
+	}))
+	check(t, AddTool(p, Tool{Name: "slow"}, func(ctx context.Context, _ nothing) (any, error) {
+		ScopeOf(ctx).Progress(0, 0, "")
+		<-ctx.Done()
+		s.stopped.Add(1)
+		return nil, ctx.Err()
+	}))
+	check(t, AddTool(p, Tool{Name: "fail"}, func(_ context.Context, in struct{ How string }) (any, error) {
+		switch in.How {
+		case "panic":
+			panic("at the disco")
+		case "reason":
+			return nil, &ToolError{Reason: "no_city", Message: "no such city"}
+		case "json":
+			return func() {}, nil
+		}
+		return nil, errors.New("no such city")
+	}))
+	check(t, AddTool(p, Tool{Name: "ask_weather"}, func(ctx context.Context, in json.RawMessage) (answer weather, err error) {
+		result, err := ScopeOf(ctx).Call(ctx, "get_weather", in, nil)
+		if err != nil {
+			return answer, err
+		}
+		return answer, result.Unwrap(&answer)
+	}))
+	check(t, AddTool(p, Tool{Name: "who"}, func(ctx context.Context, _ nothing) (any, error) {
+		own := ScopeOf(ctx).Context()
+		deadline, has := ctx.Deadline()
+		return []any{own.UserID, own.Attributes, has && time.Until(deadline) <= 30*time.Second}, nil
+	}))
+	check(t, AddTool(p, Tool{Name: "book"}, func(ctx context.Context, _ nothing) (any, error) {
+		day, err := ScopeOf(ctx).Elicit("Which day?", map[string]any{"day": map[string]any{"type": "string"}})
+		if err != nil {
+			return nil, err
+		}
+		sure, err := ScopeOf(ctx).Elicit("Sure?", nil)
+		if err != nil || !day.Accepted() || !sure.Accepted() {
+			return "not booked", err
+		}
+		return day.Content["day"], nil
+	}))
+	check(t, p.Ready(t.Context()))
+	t.Cleanup(func() { _ = p.Close(context.Background()) })
+	s.host = NewHost(&HostOptions{Options: s.options()})
+	t.Cleanup(s.host.Close)
+	return s
+}
+
+func TestAPluginAndAHost(t *testing.T) {
+	s := newTester(t)
+	call := func(t *testing.T, name string, arguments any, options *CallOptions) *Result {
+		t.Helper()
+		return must[*Result](t)(s.host.Call(t.Context(), name, arguments, options))
+	}
+	t.Run("a host lists tools with the schema of their type, and calls them", func(t *testing.T) {
+		listing := must[*Listing](t)(s.host.List(t.Context(), &ListOptions{Names: []string{"get_weather"}}))
+		equal(t, len(listing.Tools), 1)
+		tool := listing.Tools[0]
+		equal(t, []string{tool.Source, tool.State}, []string{"weather", "live"})
+		equal(t, tool.ReadOnly, true)
+		var schema any
+		check(t, decodeJSON(string(tool.Parameters), &schema))
+		equal(t, schema, decoded(t, `{"type":"object","properties":{"city":{"type":"string","description":"in English"},
+			"days":{"type":"integer","default":1,"minimum":1}},"required":["city"]}`))
+		equal(t, decoded(t, string(tool.OutputSchema)), decoded(t, `{"type":"object","properties":{"city":{"type":"string"},
+			"days":{"type":"array","items":{"type":"string"}}},"required":["city","days"]}`))
+		equal(t, call(t, "get_weather", place{"Paris", 2}, nil).OutputJSON, `{"city":"Paris","days":["sunny","sunny"]}`)
+		var answer weather
+		check(t, call(t, "get_weather", `{"city":"Rome"}`, nil).Unwrap(&answer))
+		equal(t, answer, weather{"Rome", []string{"sunny"}})
+		again := must[*Listing](t)(s.host.List(t.Context(), &ListOptions{IfRevision: listing.Revision}))
+		equal(t, again.Unchanged, true)
+	})
+	t.Run("integers of any size pass through", func(t *testing.T) {
+		result := call(t, "add", `{"a": 123456789012345678901234567890}`, nil)
+		equal(t, result.OutputJSON, "123456789012345678901234567891")
+		equal(t, result.Output(), any(json.Number("123456789012345678901234567891")))
+	})
+	t.Run("failures are values with code, stage and retry", func(t *testing.T) {
+		for how, expected := range map[string][2]string{
+			"": {"errorString", "no such city"}, "panic": {"panic", "at the disco"}, "reason": {"no_city", "no such city"},
+		} {
+			failure := call(t, "fail", nothing{"How": how}, nil).Error
+			equal(t, failure, &CallError{Code: CodeTool, Stage: StageAccepted, Message: expected[1], Reason: expected[0]})
+		}
+		if failure := call(t, "fail", nothing{"How": "json"}, nil).Error; !strings.Contains(failure.Message, "cannot be written as JSON") {
+			t.Fatal(failure)
+		}
+		failure := call(t, "get_weather", nothing{"days": "many"}, nil).Error
+		equal(t, []any{failure.Code, failure.Stage, failure.RetrySafe}, []any{CodeInvalidArguments, StageNotDispatched, false})
+		err := call(t, "no_such_tool", nil, nil).Unwrap(nil)
+		if unknown := new(CallError); !errors.As(err, &unknown) || unknown.Code != CodeNotFound {
+			t.Fatal(err)
+		}
+		if _, err := s.host.Call(t.Context(), "add", func() {}, nil); err == nil {
+			t.Fatal("a function is no JSON")
+		}
+	})
+	t.Run("progress, chunks and content reach the host", func(t *testing.T) {
+		var items []Progress
+		options := &CallOptions{OnProgress: func(item Progress) { items = append(items, item) }}
+		result := call(t, "steps", nil, options)
+		equal(t, items, []Progress{{1, 2, "half", "", []Content{Image([]byte{1, 2}, "image/webp")}}})
+		equal(t, result.Content[1].Data, []byte{0xff})
+		equal(t, result.Text(), "done\n[more: https://a.example]\n[resource: file:///a, 1 bytes]\ntext\nt")
+		items = nil
+		equal(t, call(t, "count", nil, options).OutputJSON, `"one two"`)
+		equal(t, []string{items[0].Chunk, items[1].Chunk}, []string{"one ", "two"})
+	})
+	t.Run("a cancelled context ends the call down to its handler", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := s.host.Call(ctx, "slow", nil, &CallOptions{OnProgress: func(Progress) { cancel() }})
+		equal(t, errors.Is(err, context.Canceled), true)
+		for s.stopped.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	t.Run("the deadline of a context is that of the call", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		failure := must[*Result](t)(s.host.Call(ctx, "slow", nil, nil)).Error
+		equal(t, []any{failure.Code, failure.Limit.Name}, []any{CodeDeadlineExceeded, "timeout_seconds"})
+	})
+	t.Run("nested calls, and the context of the host", func(t *testing.T) {
+		equal(t, call(t, "ask_weather", nothing{"city": "Oslo"}, nil).OutputJSON, `{"city":"Oslo","days":["sunny"]}`)
+		who := &CallContext{UserID: "u-17", Attributes: map[string]string{"locale": "en"}}
+		equal(t, call(t, "who", nil, &CallOptions{Context: who}).OutputJSON, `["u-17",{"locale":"en"},true]`)
+	})
+	t.Run("questions are answered, one after the other; without answers the call says what it needs", func(t *testing.T) {
+		var messages []string
+		result := call(t, "book", nil, &CallOptions{OnInput: func(_ context.Context, question AskedQuestion) (any, error) {
+			messages = append(messages, question.Message)
+			return map[string]any{"day": "friday"}, nil
+		}})
+		equal(t, result.OutputJSON, `"friday"`)
+		equal(t, messages, []string{"Which day?", "Sure?"})
+		declined := &CallOptions{OnInput: func(context.Context, AskedQuestion) (any, error) { return nil, nil }}
+		equal(t, call(t, "book", nil, declined).OutputJSON, `"not booked"`)
+		equal(t, call(t, "book", nil, nil).Error.Reason, "needs_input")
+	})
+	t.Run("a watch shows tools that come and go", func(t *testing.T) {
+		var seen []string
+		for change, err := range s.host.Watch(t.Context()) {
+			check(t, err)
+			switch {
+			case change.Full:
+				equal(t, len(change.Added), len(s.plugin.peer.tools))
+				check(t, AddTool(s.plugin, Tool{Name: "late"}, getWeather))
+			case len(change.Added) > 0:
+				seen = append(seen, "+"+change.Added[0].Name)
+				equal(t, s.plugin.RemoveTool("late"), true)
+			case len(change.Removed) > 0:
+				seen = append(seen, "-"+change.Removed[0].Name)
+			}
+			if len(seen) == 2 {
+				break
+			}
+		}
+		equal(t, seen, []string{"+late", "-late"})
+		for change, err := range s.host.Watch(t.Context()) { // a second reader gets the whole catalog, too
+			check(t, err)
+			equal(t, change.Full && len(change.Added) > 0, true)
+			break
+		}
+	})
+	t.Run("notifications reach a host", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() {
+			for ctx.Err() == nil {
+				if hosts, err := s.plugin.Notify(ctx, "u-17", "the timer ended", nothing{"n": 1}); err != nil || hosts > 0 {
+					return
+				}
+			}
+		}()
+		for each, err := range s.host.Notifications(ctx) {
+			check(t, err)
+			equal(t, []string{each.Source, each.User, each.Text, string(each.Data)}, []string{"weather", "u-17", "the timer ended", `{"n":1}`})
+			break
+		}
+	})
+	t.Run("a host lends its model to a plugin with the permission", func(t *testing.T) {
+		check(t, s.host.Lend(func(_ context.Context, request GenerationRequest) (*Generation, error) {
+			return &Generation{Text: request.Mode + " " + request.Messages[0].Content, Model: "m"}, nil
+		}, nil))
+		equal(t, errors.As(s.host.Lend(nil, nil), new(*SetupError)), true)
+		grant := nothing{"source": "weather", "permission": "generation"}
+		check(t, call(t, "toolbus:grant", grant, nil).Unwrap(nil))
+		check(t, s.host.lender.Ready(t.Context()))
+		answer := must[*Generation](t)(s.plugin.Generate(t.Context(), GenerationRequest{Messages: []Message{{"user", "hello"}}}))
+		equal(t, answer.Text, "quiet hello")
+	})
+	t.Run("OpenAI's and Anthropic's formats", func(t *testing.T) {
+		which := &OfferOptions{Names: []string{"get_weather", "steps"}}
+		open := must[*ModelTools](t)(OpenAITools(t.Context(), s.host, which))
+		equal(t, strings.Contains(string(open.JSON), `{"function":{"description":"Tells the weather.","name":"get_weather","parameters":{`), true)
+		calls := `[{"id":"1","type":"function","function":{"name":"get_weather","arguments":"{\"city\":\"Oslo\"}"}},
+			{"id":"2","type":"function","function":{"name":"no","arguments":""}}]`
+		answers := must[json.RawMessage](t)(open.AnswerOpenAI(t.Context(), json.RawMessage(calls)))
+		equal(t, string(answers), `[{"content":"{\"city\":\"Oslo\",\"days\":[\"sunny\"]}","role":"tool","tool_call_id":"1"},`+
+			`{"content":"there is no tool \"no\"; there are: get_weather, steps","role":"tool","tool_call_id":"2"}]`)
+		anthropic := must[*ModelTools](t)(AnthropicTools(t.Context(), s.host, which))
+		equal(t, strings.Contains(string(anthropic.JSON), `"input_schema":{"properties":`), true)
+		content := `[{"type":"text","text":"…"},{"type":"tool_use","id":"7","name":"get_weather","input":{"city":1}}]`
+		answers = must[json.RawMessage](t)(anthropic.AnswerAnthropic(t.Context(), json.RawMessage(content)))
+		equal(t, strings.Contains(string(answers), `"is_error":true,"tool_use_id":"7","type":"tool_result"`), true)
+	})
+	t.Run("a refused tool is data, and the others are offered", func(t *testing.T) {
+		refused := make(chan RefusedTool, 1)
+		own := NewPlugin("refused", &PluginOptions{Options: s.options(), OnRefused: func(tool RefusedTool) { refused <- tool }})
+		check(t, AddTool(own, Tool{Name: "good"}, getWeather))
+		check(t, AddTool(own, Tool{Name: "bad", Parameters: json.RawMessage(`{"type":"strin"}`)}, getWeather))
+		check(t, own.Ready(t.Context()))
+		defer own.Close(t.Context())
+		equal(t, (<-refused).Name, "bad")
+		equal(t, own.Refused()[0].Name, "bad")
+		equal(t, call(t, "good", place{"Paris", 1}, nil).IsError, false)
+	})
+	t.Run("two plugins of one source share the calls of a tool, and one that leaves loses none", func(t *testing.T) {
+		var plugins []*Plugin
+		for _, name := range []string{"a", "b"} {
+			own := NewPlugin("replicas", &PluginOptions{Options: s.options()})
+			check(t, AddTool(own, Tool{Name: "which"}, func(ctx context.Context, _ nothing) (string, error) {
+				time.Sleep(time.Millisecond)
+				return name, nil
+			}))
+			check(t, own.Ready(t.Context()))
+			plugins = append(plugins, own)
+		}
+		defer plugins[1].Close(t.Context())
+		var all sync.WaitGroup
+		var mutex sync.Mutex
+		counts, failures := map[string]int{}, 0
+		for i := range 200 {
+			all.Go(func() {
+				if i == 100 {
+					_ = plugins[0].Close(t.Context())
+				}
+				result, err := s.host.Call(t.Context(), "which", nil, nil)
+				mutex.Lock()
+				defer mutex.Unlock()
+				if err != nil || result.IsError {
+					failures++
+				} else {
+					counts[result.Output().(string)]++
+				}
+			})
+		}
+		all.Wait()
+		equal(t, failures, 0)
+		equal(t, counts["a"] > 0 && counts["b"] > 0, true)
+	})
+}
+
+func decoded(t testing.TB, text string) (value any) {
+	t.Helper()
+	check(t, decodeJSON(text, &value))
+	return value
+}
+
+func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
+	plugin := NewPlugin("mistakes", nil)
+	add := func(tool Tool) error { return AddTool(plugin, tool, getWeather) }
+	check(t, add(Tool{Name: "good"}))
+	type broken struct{ Notify chan int }
+	type limited struct {
+		Count int `json:"count" minimum:"one"`
+	}
+	for _, each := range []struct {
+		err  error
+		text string
+	}{
+		{add(Tool{Name: "a b"}), `tool name "a b" breaks the rule [A-Za-z0-9_.-]{1,64}: rename the tool`},
+		{add(Tool{Name: "good"}), `there already is a tool "good": set Replace, or rename one`},
+		{add(Tool{Name: "late", Timeout: time.Hour}), `tool "late": Timeout is 1h0m0s, it must be above 0 and at most 5m0s`},
+		{AddTool(plugin, Tool{Name: "chan"}, func(context.Context, broken) (any, error) { return nil, nil }),
+			`tool "chan": the schema of toolbus.broken.Notify: JSON cannot hold a chan int: leave the field out with ` + "`json:\"-\"`, or use another type"},
+		{AddTool(plugin, Tool{Name: "tag"}, func(context.Context, limited) (any, error) { return nil, nil }),
+			`tool "tag": the schema of toolbus.limited.Count: the tag minimum is "one", which is not JSON: write a value such as minimum:"1"`},
+		{NewPlugin("a b", nil).Start(), `the source is "a b", it must be 1 to 128 of [A-Za-z0-9_.:-]`},
+	} {
+		setup := new(SetupError)
+		equal(t, errors.As(each.err, &setup), true)
+		equal(t, each.err.Error(), each.text)
+	}
+	if err := plugin.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "rename the tool") {
+		t.Fatalf("a plugin whose tools could not be added does not run: %v", err)
+	}
+	credential := filepath.Join(t.TempDir(), "open.toolbus")
+	check(t, os.WriteFile(credential, []byte("token = 'x'"), 0o644))
+	err := NewPlugin("keys", &PluginOptions{Options: Options{Credential: credential}}).Start()
+	if err == nil || !strings.Contains(err.Error(), "chmod 600") {
+		t.Fatal(err)
+	}
+	_, err = connect("192.0.2.1:1", writtenCredential(t, `token = "x"`))
+	if err == nil || !strings.Contains(err.Error(), "plain text: write tls:192.0.2.1:1") {
+		t.Fatal(err)
+	}
+}
+
+func writtenCredential(t *testing.T, text string) string {
+	path := filepath.Join(t.TempDir(), "own.toolbus")
+	check(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func TestACredentialIsReadAsTheBusWritesIt(t *testing.T) {
+	text := "# for people\naddress = \"tls:h:1\"\nexpires = 2026-01-01\n'x' = 1\ntoken = 't\"'\nname = \"a\\\"b\"\nca = \"\"\"\n-----BEGIN\nEND\n\"\"\"\n"
+	values := must[map[string]string](t)(readCredential(writtenCredential(t, text)))
+	equal(t, values, map[string]string{"address": "tls:h:1", "token": `t"`, "name": `a"b`, "ca": "-----BEGIN\nEND\n"})
+}
+
+func TestAPluginThatTheBusRefusesSaysWhyAndRunReturnsIt(t *testing.T) {
+	address, _ := startBus(t)
+	plugin := NewPlugin("toolbus", &PluginOptions{Options: Options{Address: address, Log: quiet}})
+	for _, err := range []error{plugin.Run(t.Context()), plugin.Ready(t.Context())} {
+		if refused := new(RequestError); !errors.As(err, &refused) || refused.Code != "PERMISSION_DENIED" {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestWithoutABusACallIsRefusedAtItsDeadlineAndAListingSaysWhereItLooked(t *testing.T) {
+	host := NewHost(&HostOptions{Options: Options{Address: "127.0.0.1:1", Log: quiet}})
+	defer host.Close()
+	failure := must[*Result](t)(host.Call(t.Context(), "x", nil, &CallOptions{Timeout: 50 * time.Millisecond})).Error
+	equal(t, []any{failure.Code, failure.Stage, failure.RetrySafe}, []any{CodeUnavailable, StageNotDispatched, true})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := host.List(ctx, nil)
+	if lost := new(PeerLost); !errors.As(err, &lost) || !strings.Contains(err.Error(), "127.0.0.1:1") {
+		t.Fatal(err)
+	}
+	host.Close()
+	equal(t, must[*Result](t)(host.Call(t.Context(), "x", nil, nil)).Error.Message, "this peer has left the bus")
+}
+
+func TestAfterARestartOfTheBusTheToolsAreBackAndACallThatWaitedIsAnswered(t *testing.T) {
+	folder := must[string](t)(os.MkdirTemp("", "bus")) // private, and with a path that is short enough for a socket
+	defer os.RemoveAll(folder)
+	socket := filepath.Join(folder, "bus.sock")
+	_, stop := startBus(t, "--grpc", "unix:"+socket)
+	own := Options{Address: "unix:" + socket, Log: quiet}
+	plugin := NewPlugin("weather", &PluginOptions{Options: own})
+	check(t, AddTool(plugin, Tool{Name: "get_weather"}, getWeather))
+	check(t, plugin.Ready(t.Context()))
+	defer plugin.Close(t.Context())
+	host := NewHost(&HostOptions{Options: own})
+	defer host.Close()
+	equal(t, must[*Result](t)(host.Call(t.Context(), "get_weather", place{"Paris", 1}, nil)).IsError, false)
+	stop()
+	answered := make(chan *Result)
+	go func() {
+		result, _ := host.Call(t.Context(), "get_weather", place{"Paris", 1}, &CallOptions{Timeout: 5 * time.Minute})
+		answered <- result
+	}()
+	startBus(t, "--grpc", "unix:"+socket)
+	equal(t, (<-answered).OutputJSON, `{"city":"Paris","days":["sunny"]}`)
+}

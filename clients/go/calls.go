@@ -1,0 +1,385 @@
+package toolbus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"toolbus/internal/pb"
+)
+
+// This file makes the calls of a peer, its own and the nested ones of its handlers: each ends in exactly one result. A call
+// waits for a stream and for room on it, and is sent again where that is safe, until its deadline. Once it is with the bus,
+// the bus measures its time; a second later it ends here, in case the bus hangs.
+
+const (
+	defaultTime = 30 * time.Second       // of a call that names none
+	longestTime = 300 * time.Second      // of any call
+	slack       = time.Second            // that the bus's answer may be late
+	late        = 500 * time.Millisecond // a timer later than this shows that the process stood still
+	prompt      = 5 * time.Millisecond   // a call that is sent within this time states the caller's own timeout
+	firstPause  = 10 * time.Millisecond  // before a refused call is sent again: the upper end, which doubles
+	maxPause    = time.Second
+)
+
+// ask is a call of this peer until it has its result. The goroutine of its caller drives it; the mutex of the peer guards
+// what stands below signal.
+type ask struct {
+	fields     *pb.ToolCall
+	parent     *link // the stream of the call that this one is part of; nil for others
+	onProgress func(Progress)
+	started    time.Time
+	deadline   time.Time     // until when it waits for a stream, for room, and between attempts
+	lastMoment time.Time     // when it ends even if the bus has not answered
+	signal     chan struct{} // has room for one
+	id         string        // of the newest attempt
+	sentOn     *link         // the stream on which it is; nil while it waits
+	accepted   bool          // whether progress has shown that a plugin works on it
+	over       bool          // whether its maker has given it up, or has its result
+	items      []*pb.ToolProgress
+	result     *pb.ToolResult // of the newest attempt; nil while there is none
+	refusal    *pb.ToolResult // the newest of the bus that may be tried again; nil before the first
+	attempts   int
+}
+
+func (a *ask) end(result *pb.ToolResult) {
+	if a.over || a.result != nil {
+		return
+	}
+	a.result = result
+	a.notify()
+}
+
+func (a *ask) notify() {
+	select {
+	case a.signal <- struct{}{}:
+	default:
+	}
+}
+
+// call makes a call and returns its result; a failure is a result with an error. It returns the cause of a context that is
+// cancelled. The deadline of the context is that of the call; the bus answers it.
+func (p *peer) call(ctx context.Context, fields *pb.ToolCall, parent *link, onProgress func(Progress)) (*pb.ToolResult, error) {
+	if deadline, has := ctx.Deadline(); has && fields.BackgroundAfterSeconds == 0 {
+		left := max(time.Until(deadline), time.Millisecond).Seconds()
+		if fields.TimeoutSeconds == 0 || left < fields.TimeoutSeconds {
+			fields.TimeoutSeconds = left
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	a := &ask{fields: fields, parent: parent, onProgress: onProgress, started: time.Now(), signal: make(chan struct{}, 1)}
+	named := seconds(fields.TimeoutSeconds)
+	if fields.BackgroundAfterSeconds > 0 {
+		named = seconds(fields.BackgroundAfterSeconds)
+	}
+	a.deadline, a.lastMoment = a.started.Add(defaultTime), a.started.Add(longestTime+slack)
+	if named > 0 {
+		a.deadline, a.lastMoment = a.started.Add(named), a.started.Add(min(named, longestTime)+slack)
+	}
+	p.mutex.Lock()
+	p.unfinished[a] = true
+	p.submit(a)
+	p.mutex.Unlock()
+	result, err := p.drive(ctx, a)
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	delete(p.unfinished, a)
+	if err != nil {
+		p.giveUp(a, "cancelled")
+	}
+	a.over = true
+	return result, err
+}
+
+// drive waits for what happens to a call, until it has its result or its context is cancelled.
+func (p *peer) drive(ctx context.Context, a *ask) (*pb.ToolResult, error) {
+	timer := time.NewTimer(time.Until(a.deadline))
+	defer timer.Stop()
+	moment, done := a.deadline, ctx.Done()
+	var pause <-chan time.Time // until a refused call is sent again; nil otherwise
+	for {
+		select {
+		case <-a.signal:
+			p.mutex.Lock()
+			items, result := a.items, a.result
+			a.items = nil
+			if result != nil {
+				if wait := p.again(a, result); wait > 0 {
+					result, pause = nil, time.After(wait)
+				}
+			}
+			p.mutex.Unlock()
+			for _, item := range items {
+				if a.onProgress != nil {
+					a.onProgress(progressFromWire(item))
+				}
+			}
+			if result != nil {
+				return result, nil
+			}
+		case <-pause:
+			pause = nil
+			p.mutex.Lock()
+			if a.result == nil {
+				p.submit(a)
+			}
+			p.mutex.Unlock()
+		case <-done:
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) || a.fields.BackgroundAfterSeconds > 0 {
+				return nil, context.Cause(ctx)
+			}
+			done = nil // the bus answers the deadline
+		case <-timer.C:
+			if now := time.Now(); now.Sub(moment) > late {
+				moment = now.Add(slack) // this process stood still: the result may wait in the socket, so read first
+			} else {
+				moment = p.expire(a, now)
+			}
+			timer.Reset(time.Until(moment))
+		}
+	}
+}
+
+// submit sends a call, or lets it wait for a stream or for room.
+func (p *peer) submit(a *ask) {
+	switch {
+	case a.parent != nil && (a.parent.closed || a.parent != p.link):
+		p.broke(a, true)
+	case a.parent == nil && p.closed != "":
+		p.refuse(a)
+	case a.parent != nil && len(a.parent.waiting) == 0 && a.parent.hasRoom():
+		p.send(a, a.parent)
+	case a.parent != nil:
+		a.parent.waiting = append(a.parent.waiting, a)
+	case p.attached != nil && len(p.waiting) == 0 && p.link.hasRoom():
+		p.send(a, p.link)
+	default:
+		p.waiting = append(p.waiting, a)
+	}
+}
+
+func (p *peer) send(a *ask, link *link) {
+	call := proto.Clone(a.fields).(*pb.ToolCall)
+	if waited := time.Since(a.started); waited > prompt {
+		for _, each := range []*float64{&call.TimeoutSeconds, &call.BackgroundAfterSeconds} {
+			if *each > 0 {
+				*each = max(*each-waited.Seconds(), 0.001)
+			}
+		}
+	}
+	call.CallId = link.nextID()
+	a.id = call.CallId
+	bytes, err := proto.Marshal(call)
+	over := func(name string, size, limit int) {
+		text := fmt.Sprintf("the call has %d bytes, more than the limit %s = %d: send less", size, name, limit)
+		a.end(failedAt(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text, name, float64(limit)))
+	}
+	switch {
+	case err != nil:
+		text := "the name or the arguments hold bytes that are not UTF-8: send text"
+		a.end(failed(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text))
+	case len(call.ArgumentsJson) > link.argumentBytes:
+		over("arguments_bytes", len(call.ArgumentsJson), link.argumentBytes)
+	case len(bytes) > link.largestItem:
+		over("message_bytes", len(bytes), link.largestItem)
+	default:
+		link.pending[a.id] = a
+		a.sentOn = link
+		link.put(fieldCalls, bytes, a.id, false)
+	}
+}
+
+// again tells how long to wait before a call that failed is made again; 0 if its result is final.
+func (p *peer) again(a *ask, result *pb.ToolResult) time.Duration {
+	failure := result.Error
+	temporary := failure.GetCode() == pb.ErrorCode_ERROR_CODE_UNAVAILABLE || failure.GetCode() == pb.ErrorCode_ERROR_CODE_OVERLOADED
+	if a.over || !temporary || !failure.RetrySafe || a.sentOn == nil {
+		return 0
+	}
+	pause := max(mathrand.N(min(maxPause, firstPause<<min(a.attempts, 10)))+1, seconds(failure.RetryAfterSeconds))
+	if time.Now().Add(pause).After(a.deadline) || p.closed != "" {
+		return 0
+	}
+	a.attempts++
+	a.refusal, a.result, a.sentOn = result, nil, nil
+	return pause
+}
+
+// expire handles the end of a call's time; it returns when to look again.
+func (p *peer) expire(a *ask, now time.Time) time.Time {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	switch {
+	case a.result != nil:
+	case a.sentOn == nil:
+		p.unqueue(a)
+		p.refuse(a)
+	case now.Before(a.lastMoment):
+		return a.lastMoment
+	default:
+		stage := pb.CallStage_CALL_STAGE_UNKNOWN
+		if a.accepted {
+			stage = pb.CallStage_CALL_STAGE_ACCEPTED
+		}
+		limit := (a.lastMoment.Sub(a.started) - slack).Seconds()
+		text := fmt.Sprintf("the bus gave no answer within %g s: it hangs", limit)
+		a.end(failedAt(pb.ErrorCode_ERROR_CODE_DEADLINE_EXCEEDED, stage, text, "timeout_seconds", limit))
+		p.giveUp(a, "timeout_seconds")
+	}
+	return now.Add(time.Hour)
+}
+
+// giveUp takes a call back. It counts as in flight until the bus has answered.
+func (p *peer) giveUp(a *ask, reason string) {
+	a.over = true
+	p.unqueue(a)
+	if a.sentOn != nil && a.sentOn.pending[a.id] == a {
+		a.sentOn.putMessage(fieldCancels, &pb.ToolCancel{CallId: a.id, Reason: reason})
+	}
+	if a.parent != nil {
+		a.parent.whenIdle()
+	}
+}
+
+func (p *peer) unqueue(a *ask) {
+	queue := &p.waiting
+	if a.parent != nil {
+		queue = &a.parent.waiting
+	}
+	if i := slices.Index(*queue, a); i >= 0 {
+		*queue = slices.Delete(*queue, i, i+1)
+	}
+}
+
+// refuse ends a call that was not sent: with the last refusal, or because there is no bus.
+func (p *peer) refuse(a *ask) {
+	result := a.refusal
+	if result == nil {
+		text := p.closed
+		if text == "" {
+			text = "no bus took the call in time"
+		}
+		result = failed(pb.ErrorCode_ERROR_CODE_UNAVAILABLE, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
+		result.Error.RetrySafe = p.closed == "" && a.parent == nil
+	}
+	a.sentOn = nil
+	a.end(result)
+}
+
+func (p *peer) broke(a *ask, unread bool) {
+	stage := pb.CallStage_CALL_STAGE_UNKNOWN
+	if unread {
+		stage = pb.CallStage_CALL_STAGE_NOT_DISPATCHED
+	} else if a.accepted {
+		stage = pb.CallStage_CALL_STAGE_ACCEPTED
+	}
+	a.sentOn = nil
+	a.end(failed(pb.ErrorCode_ERROR_CODE_UNAVAILABLE, stage, "the connection to the bus broke"))
+}
+
+// -- for the peer -----------------------------------------------------------------------------------------------------
+
+// closeCalls ends the calls that were not sent, and those that are made later; the first reason stays.
+func (p *peer) closeCalls(reason string) {
+	if p.closed == "" {
+		p.closed = reason
+	}
+	for _, a := range p.waiting {
+		p.refuse(a)
+	}
+	p.waiting = nil
+}
+
+// cancelAll ends all calls that have no result yet in CANCELLED.
+func (p *peer) cancelAll(reason string) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for a := range p.unfinished {
+		stage := pb.CallStage_CALL_STAGE_NOT_DISPATCHED
+		if a.accepted {
+			stage = pb.CallStage_CALL_STAGE_ACCEPTED
+		} else if a.sentOn != nil {
+			stage = pb.CallStage_CALL_STAGE_DISPATCHED
+		}
+		a.end(failed(pb.ErrorCode_ERROR_CODE_CANCELLED, stage, reason))
+		p.giveUp(a, reason)
+	}
+}
+
+func (p *peer) onProgress(items []*pb.ToolProgress, link *link) {
+	for _, item := range items {
+		if a := link.pending[item.CallId]; a != nil && !a.over {
+			a.accepted = true
+			a.items = append(a.items, item)
+			a.notify()
+		}
+	}
+}
+
+func (p *peer) onResults(results []*pb.ToolResult, link *link) {
+	if len(results) == 0 {
+		return
+	}
+	for _, result := range results {
+		if a := link.pending[result.CallId]; a != nil {
+			delete(link.pending, result.CallId)
+			a.end(result)
+		}
+	}
+	p.sendWaiting(link)
+}
+
+// sendWaiting sends waiting calls while there is room, nested ones first.
+func (p *peer) sendWaiting(link *link) {
+	for len(link.waiting) > 0 && link.hasRoom() {
+		a := link.waiting[0]
+		link.waiting = link.waiting[1:]
+		p.send(a, link)
+	}
+	for p.attached != nil && link == p.link && len(p.waiting) > 0 && link.hasRoom() {
+		a := p.waiting[0]
+		p.waiting = p.waiting[1:]
+		p.send(a, link)
+	}
+}
+
+// lostCalls handles the end of a stream: calls that the bus cannot have read are sent on the next one, the others fail.
+// The bus has answered all that it read where it shut down gracefully.
+func (p *peer) lostCalls(link *link, allRead bool) {
+	unwritten := link.unwrittenCalls()
+	var again []*ask
+	for id, a := range link.pending {
+		unread := allRead || unwritten[id]
+		switch {
+		case a.over:
+		case !unread || a.parent != nil:
+			p.broke(a, unread)
+		case p.closed != "" || time.Now().After(a.deadline):
+			p.refuse(a)
+		default:
+			a.sentOn = nil
+			again = append(again, a)
+		}
+	}
+	for _, a := range link.waiting {
+		p.broke(a, true)
+	}
+	clear(link.pending)
+	link.waiting = nil
+	slices.SortFunc(again, func(a, b *ask) int { return number(a.id) - number(b.id) })
+	p.waiting = append(again, p.waiting...)
+}
+
+// number returns how many calls a stream had when it made this id.
+func number(id string) int {
+	count, _ := strconv.Atoi(id[1:])
+	return count
+}

@@ -1,0 +1,673 @@
+package toolbus
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"toolbus/internal/pb"
+)
+
+const (
+	defaultAddress   = "127.0.0.1:48930"
+	attachTime       = 10 * time.Second   // for connecting, and for the answer to the attach
+	missedHeartbeats = 4                  // after so many intervals without a message the bus counts as lost
+	steady           = time.Second        // a session that lived so long resets the backoff
+	expiryWarning    = 7 * 24 * time.Hour // before a key expires: then a warning is logged
+	joinChanges      = time.Millisecond   // changes of the tools within this time go into one attach
+)
+
+var (
+	sourceRule = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,128}$`)
+	// After these statuses another attempt would be refused too.
+	final = []string{"INVALID_ARGUMENT", "FAILED_PRECONDITION", "NOT_FOUND", "PERMISSION_DENIED", "ALREADY_EXISTS", "UNIMPLEMENTED"}
+)
+
+// Options are what plugins and hosts can state about their connection.
+type Options struct {
+	// Address is HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT; by default TOOLBUS_ADDRESS, then the credential's,
+	// then 127.0.0.1:48930.
+	Address string
+	// Credential is the file that proves who this peer is, to a bus on another machine; by default TOOLBUS_CREDENTIAL.
+	Credential string
+	// Token binds the source: while it is in use, only processes with the same token may use it; by default TOOLBUS_TOKEN.
+	Token string
+	// Instance names the process, so that its new connection replaces its old one; by default random.
+	Instance string
+	// MaxInFlight is the number of calls at once; 256 by default.
+	MaxInFlight int
+	// Log takes warnings for the author; by default slog.Default().
+	Log *slog.Logger
+}
+
+// RefusedTool is a tool that the bus does not offer.
+type RefusedTool struct {
+	Name, Error, Role string
+	Source            string // in a listing
+}
+
+// WaitingTool is a tool that waits for a role which the bus does not have.
+type WaitingTool struct{ Name, Role string }
+
+// role has the fields of the attach that only plugins have.
+type role struct {
+	qualified, allOrNone bool
+	notices              []string
+	onRefused            func(RefusedTool)
+}
+
+// toolKey names a tool of a role.
+type toolKey struct{ role, name string }
+
+// peer holds one stream to the bus while it runs: offers tools, answers calls, makes calls; in the order of
+// docs/protocol.md. tools.go answers the calls of the bus, calls.go makes calls, link.go has the state of one stream.
+type peer struct {
+	address  string
+	source   string
+	options  Options
+	role     role
+	log      *slog.Logger
+	ended    chan struct{} // closed when run has returned
+	leaving  chan struct{} // closed when this peer is to leave
+	catalogs feed[CatalogChange]
+	notes    feed[Notification]
+
+	mutex        sync.Mutex    // guards all that follows, and the links
+	changed      chan struct{} // closed, and replaced, when something has changed that others wait for
+	link         *link         // the current stream; nil between two
+	connection   *connection   // of that stream
+	attached     *pb.Attached  // the first answer on the current stream; nil without a session that takes calls
+	left         string        // why this peer does not attach again; empty while it does
+	refusal      error         // why run ended; nil unless the bus refused this peer
+	begun        bool
+	shown        string // why the last attempt failed, as it was logged; empty while attached
+	declarations []int  // the versions of the tools in attaches that the bus has not answered
+	answered     int    // the version of the tools for which the bus has answered last
+	refused      map[toolKey]RefusedTool
+	waitingTools map[toolKey]bool
+	shownWaiting map[toolKey]bool
+	catalog      map[ToolRef]ListedTool // what the watch has brought
+	order        []ToolRef              // of the names in catalog; some may have been removed
+	revision     uint64                 // of the catalog here; 0 before the first list came
+	newest       uint64                 // the number of the newest notification
+	closed       string                 // why calls are not sent any more; empty while they are
+	waiting      []*ask                 // calls that wait for a stream or for room, oldest first
+	unfinished   map[*ask]bool
+	tools        []*offered // in the order in which they were added
+	version      int        // of the tools; rises with every change
+}
+
+func newPeer(source string, options Options, role role) (*peer, error) {
+	if !sourceRule.MatchString(source) {
+		return nil, setupErrorf("the source is %q, it must be 1 to 128 of [A-Za-z0-9_.:-]", source)
+	}
+	options.Credential = cmp.Or(options.Credential, os.Getenv("TOOLBUS_CREDENTIAL"))
+	options.Token = cmp.Or(options.Token, os.Getenv("TOOLBUS_TOKEN"))
+	credential, err := readCredential(options.Credential)
+	if err != nil {
+		return nil, err
+	}
+	if options.Instance == "" {
+		var bits [16]byte
+		_, _ = rand.Read(bits[:])
+		options.Instance = hex.EncodeToString(bits[:])
+	}
+	if options.Log == nil {
+		options.Log = slog.Default()
+	}
+	return &peer{
+		address: cmp.Or(options.Address, os.Getenv("TOOLBUS_ADDRESS"), credential["address"], defaultAddress),
+		source:  source, options: options, role: role, log: options.Log,
+		ended: make(chan struct{}), leaving: make(chan struct{}), changed: make(chan struct{}), answered: -1,
+		refused: map[toolKey]RefusedTool{}, waitingTools: map[toolKey]bool{}, shownWaiting: map[toolKey]bool{},
+		catalog: map[ToolRef]ListedTool{}, unfinished: map[*ask]bool{},
+	}, nil
+}
+
+// begin connects in the background, unless it does already.
+func (p *peer) begin() {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if !p.begun && p.left == "" {
+		p.begun = true
+		go p.run()
+	}
+}
+
+// leave shuts down gracefully: the bus sends no new calls, those in flight are finished, then the stream ends.
+func (p *peer) leave(reason string) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.leaveLocked("this peer has left the bus")
+	if p.link != nil {
+		p.link.drain(reason)
+	}
+	if !p.begun {
+		p.begun = true
+		close(p.ended)
+	}
+	p.notifyChanged()
+}
+
+func (p *peer) leaveLocked(why string) {
+	p.attached = nil
+	if p.left == "" {
+		p.left = why
+		close(p.leaving)
+	}
+	p.closeCalls(p.left)
+}
+
+// wait waits for the end of a peer that leaves; when the context is done it gives up the calls in flight.
+func (p *peer) wait(ctx context.Context) {
+	select {
+	case <-p.ended:
+	case <-ctx.Done():
+		p.mutex.Lock()
+		if p.link != nil {
+			p.link.giveUp(errors.New("the calls in flight took too long"))
+		}
+		p.mutex.Unlock()
+		<-p.ended
+	}
+}
+
+// until waits until a condition holds. The error says why it will not: the bus refused this peer, this peer has left, or
+// the time is over.
+func (p *peer) until(ctx context.Context, condition func() bool) error {
+	for {
+		p.mutex.Lock()
+		met, refusal, left, shown, changed := condition(), p.refusal, p.left, p.shown, p.changed
+		p.mutex.Unlock()
+		switch {
+		case met:
+			return nil
+		case refusal != nil:
+			return refusal
+		case left != "":
+			return &PeerLost{"UNAVAILABLE", left}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return context.Cause(ctx)
+			}
+			details := fmt.Sprintf("no bus answered at %s in time: %s", p.address, cmp.Or(shown, "is it running?"))
+			return &PeerLost{"DEADLINE_EXCEEDED", details}
+		}
+	}
+}
+
+func (p *peer) notifyChanged() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// -- the life of the connection ---------------------------------------------------------------------------------------
+
+// run attaches, serves and reconnects, until leave is called or the bus ends this peer.
+func (p *peer) run() {
+	refusal := p.live()
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.refusal = refusal
+	if refusal != nil {
+		p.closeCalls("the bus refuses this peer: " + refusal.Error())
+	}
+	p.leaveLocked("this peer has left the bus")
+	p.notifyChanged()
+	close(p.ended)
+}
+
+func (p *peer) live() error {
+	failures := 0     // attempts since the last steady session
+	keyEnded := false // whether the session before ended because the bus no longer accepts its key
+	for {
+		end, lived, err := p.serve()
+		if err != nil {
+			return err
+		}
+		again := lived < steady && (lived < 0 || keyEnded)
+		keyEnded = end.code == "UNAUTHENTICATED"
+		if slices.Contains(final, end.code) || keyEnded && again {
+			return &RequestError{end.code, end.text}
+		}
+		if lived >= steady {
+			failures = 0
+		}
+		if !p.pause(end, failures) {
+			return nil
+		}
+		failures++
+	}
+}
+
+// pause waits before another attempt: a random time, the upper end doubling. It returns false once this peer has left.
+func (p *peer) pause(end end, failures int) bool {
+	first, longest := 50*time.Millisecond, 800*time.Millisecond
+	if end.code == "RESOURCE_EXHAUSTED" || end.code == "INTERNAL" {
+		first, longest = 500*time.Millisecond, 10*time.Second
+	}
+	p.mutex.Lock()
+	text := fmt.Sprintf("not attached to %s (%s: %s): trying again, at least every %v", p.address, end.code, end.text, longest)
+	shown, left := p.shown, p.left
+	p.shown = text
+	p.mutex.Unlock()
+	if left != "" {
+		return false
+	}
+	if text != shown {
+		p.log.Warn("toolbus: " + text)
+	}
+	timer := time.NewTimer(mathrand.N(min(longest, first<<min(failures, 10)) + 1))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-p.leaving:
+		return false
+	}
+}
+
+// serve runs one stream from its attach to its end; it returns its status, and how long the session was live.
+func (p *peer) serve() (end, time.Duration, error) {
+	connection, err := connect(p.address, p.options.Credential)
+	if err != nil {
+		return end{}, -1, err
+	}
+	defer connection.close()
+	ctx, giveUp := context.WithCancelCause(context.Background())
+	link := newLink(&p.mutex, giveUp, p.options.MaxInFlight)
+	p.mutex.Lock()
+	p.link, p.connection = link, connection
+	p.declare(link)
+	if p.left != "" {
+		link.drain("leaving")
+	}
+	p.mutex.Unlock()
+	go p.monitor(ctx, link)
+	stream, err := connection.invoke(ctx)
+	if err == nil {
+		go write(stream, link)
+	}
+	for err == nil {
+		message := new(pb.InvokeResponse)
+		if err = stream.RecvMsg(message); err == nil {
+			p.receive(message, link)
+		}
+	}
+	end := endOf(err)
+	if reason := context.Cause(ctx); reason != nil && end.code != "OK" {
+		end.code, end.text = "UNAVAILABLE", reason.Error()
+	}
+	giveUp(nil)
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.link, p.connection, p.attached = nil, nil, nil
+	p.lostTools(link)
+	p.lostCalls(link, end.code == "OK" && link.drainReceived)
+	link.stopLeaving()
+	link.close()
+	p.notifyChanged()
+	return end, link.lived(), nil
+}
+
+// write sends what the outbox holds, one message at a time, until the stream ends; then it half-closes.
+func write(stream grpc.ClientStream, link *link) {
+	for {
+		select {
+		case <-link.ready:
+		case <-stream.Context().Done():
+			return
+		}
+		runtime.Gosched() // what others are about to add goes with it
+		for {
+			link.mutex.Lock()
+			message := link.take()
+			over := message == nil && link.closed
+			link.mutex.Unlock()
+			if over {
+				_ = stream.CloseSend()
+				return
+			}
+			if message == nil {
+				break
+			}
+			if stream.SendMsg(message) != nil {
+				return // the reader gets the status
+			}
+		}
+	}
+}
+
+// monitor gives up a stream on which the bus is silent.
+func (p *peer) monitor(ctx context.Context, link *link) {
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			p.mutex.Lock()
+			limit, silent := link.silent()
+			p.mutex.Unlock()
+			if silent {
+				link.giveUp(fmt.Errorf("the bus has sent nothing for %v", limit))
+			}
+		}
+	}
+}
+
+// declare puts an attach with the tools as they are now into the outbox.
+func (p *peer) declare(link *link) {
+	link.declared = p.version
+	attach := &pb.Attach{
+		ProtocolVersion: 1, Source: p.source, Instance: p.options.Instance, Token: p.options.Token,
+		MaxInFlight: uint32(p.options.MaxInFlight), NotificationsAfter: p.newest,
+		Qualified: p.role.qualified, Notices: p.role.notices, AllOrNone: p.role.allOrNone,
+	}
+	if p.catalogs.wanted {
+		attach.Subscribe = append(attach.Subscribe, pb.Subscription_SUBSCRIPTION_CATALOG)
+	}
+	if p.notes.wanted {
+		attach.Subscribe = append(attach.Subscribe, pb.Subscription_SUBSCRIPTION_NOTIFICATIONS)
+	}
+	link.subscribed = len(attach.Subscribe)
+	for _, tool := range p.tools {
+		attach.Tools = append(attach.Tools, tool.declaration)
+	}
+	if link.attached == nil {
+		p.declarations = nil
+	}
+	p.declarations = append(p.declarations, link.declared)
+	link.putMessage(fieldAttach, attach)
+}
+
+// toolsChanged attaches again if the tools have changed; changes that come together go into one attach.
+func (p *peer) toolsChanged() {
+	link := p.link
+	if link == nil || link.attached == nil || link.declaring || link.leaving() || link.declared == p.version {
+		return
+	}
+	link.declaring = true
+	time.AfterFunc(joinChanges, func() {
+		p.mutex.Lock()
+		defer p.mutex.Unlock()
+		if link.declaring = false; link == p.link && !link.leaving() && link.declared != p.version {
+			p.declare(link)
+		}
+	})
+}
+
+// subscribed declares again where a feed was added after the attach.
+func (p *peer) subscribe(link *link) {
+	wanted := 0
+	for _, each := range []bool{p.catalogs.wanted, p.notes.wanted} {
+		if each {
+			wanted++
+		}
+	}
+	if link != nil && link.attached != nil && !link.leaving() && link.subscribed != wanted {
+		p.declare(link)
+	}
+}
+
+// -- messages of the bus ----------------------------------------------------------------------------------------------
+
+// receive handles the fields of a message, in the order of the protocol.
+func (p *peer) receive(message *pb.InvokeResponse, link *link) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	link.look()
+	link.heardAt = time.Now()
+	if message.Attached != nil {
+		p.onAttached(message.Attached, link)
+	}
+	for _, event := range message.Events {
+		p.note(event, link)
+	}
+	p.beginCalls(message.Calls, link)
+	p.onProgress(message.Progress, link)
+	p.onResults(message.Results, link)
+	for _, cancel := range message.Cancels {
+		p.cancelRun(cancel.CallId, cancel.Reason, link)
+	}
+	if heartbeat := message.Heartbeat; heartbeat.GetFromPeer() {
+		p.beginCalls(link.standstill.echoed(heartbeat.Sequence), link)
+	} else if heartbeat != nil {
+		link.putMessage(fieldHeartbeat, heartbeat)
+	}
+	if message.Drain != nil {
+		p.onDrain(message.Drain.Reason, link)
+	}
+	link.whenIdle()
+}
+
+// onAttached takes the answer to an attach; the first one opens the session.
+func (p *peer) onAttached(attached *pb.Attached, link *link) {
+	if len(attached.Refused) > 0 && attached.RefusedTotal == 0 {
+		p.warn("the bus refused the tools: %s", attached.Refused[0].Error) // the attach itself: everything stays as it was
+	} else {
+		before := p.refused
+		p.refused, p.waitingTools = map[toolKey]RefusedTool{}, map[toolKey]bool{}
+		p.noteTools(attached.Refused, attached.Waiting, before)
+	}
+	if len(p.declarations) > 0 {
+		p.answered, p.declarations = p.declarations[0], p.declarations[1:]
+	}
+	if link.attached == nil {
+		link.open(attached)
+		p.shown = ""
+		if left := seconds(attached.ExpiresSeconds); left > 0 && left < expiryWarning {
+			p.warn("the key of %s expires in %.1f hours: renew it", attached.Identity, left.Hours())
+		}
+		if !link.leaving() {
+			p.attached = attached
+			p.sendWaiting(link)
+		}
+	}
+	p.subscribe(link)
+	p.toolsChanged()
+	p.notifyChanged()
+}
+
+func (p *peer) onDrain(reason string, link *link) {
+	link.drainReceived = true
+	p.attached = nil // new calls wait for the next stream
+	if reason == "replaced" || reason == "requested" {
+		p.warn("the bus ends this peer's session: %s", reason)
+		p.leaveLocked("the bus ended this peer's session: " + reason)
+	}
+}
+
+// note takes an event. Events for the author are logged as warnings; unknown kinds are ignored.
+func (p *peer) note(event *pb.Event, link *link) {
+	switch kind := event.Kind.(type) {
+	case *pb.Event_Catalog:
+		p.onCatalog(changeFromWire(kind.Catalog))
+	case *pb.Event_Notification:
+		p.newest = max(p.newest, kind.Notification.Number)
+		p.notes.put(notificationFromWire(kind.Notification))
+	case *pb.Event_ToolOverwritten:
+		p.warn("the tool %q is not offered any more: the source %q took its name", kind.ToolOverwritten.Name, kind.ToolOverwritten.BySource)
+	case *pb.Event_ToolRemoved:
+		p.warn("the tool %q is not offered any more: another client withdrew it", kind.ToolRemoved.Name)
+	case *pb.Event_PermissionDenied:
+		p.warn("the bus refused %q: the permission %q is missing", kind.PermissionDenied.Operation, kind.PermissionDenied.Permission)
+	case *pb.Event_PermissionChanged:
+		change := kind.PermissionChanged
+		p.warn("the permission %q was %s", change.Permission, map[bool]string{true: "granted", false: "revoked"}[change.Granted])
+		if change.Permission == "tools" && change.Granted && !link.leaving() {
+			p.declare(link) // the bus withdrew the tools
+		}
+	case *pb.Event_ToolsReviewed:
+		before := map[toolKey]RefusedTool{}
+		names := slices.Clone(kind.ToolsReviewed.Registered)
+		for _, tool := range kind.ToolsReviewed.Refused {
+			names = append(names, tool.Name)
+		}
+		for _, tool := range kind.ToolsReviewed.Waiting {
+			names = append(names, tool.Name)
+		}
+		for key, tool := range p.refused {
+			before[key] = tool
+			if slices.Contains(names, key.name) {
+				delete(p.refused, key)
+			}
+		}
+		for key := range p.waitingTools {
+			if slices.Contains(names, key.name) {
+				delete(p.waitingTools, key)
+			}
+		}
+		p.noteTools(kind.ToolsReviewed.Refused, kind.ToolsReviewed.Waiting, before)
+	}
+}
+
+func (p *peer) onCatalog(change CatalogChange) {
+	if change.Full {
+		p.catalog, p.order = map[ToolRef]ListedTool{}, nil
+	}
+	for _, ref := range change.Removed {
+		delete(p.catalog, ref)
+	}
+	for _, tool := range slices.Concat(change.Added, change.Changed) {
+		ref := ToolRef{tool.Name, tool.Source}
+		if _, known := p.catalog[ref]; !known {
+			p.order = append(p.order, ref)
+		}
+		p.catalog[ref] = tool
+	}
+	p.revision = change.Revision
+	p.catalogs.put(change)
+}
+
+// wholeCatalog returns everything that the watch has brought, as one change.
+func (p *peer) wholeCatalog() CatalogChange {
+	whole := CatalogChange{Revision: p.revision, Full: true}
+	for i, ref := range p.order {
+		if tool, present := p.catalog[ref]; present && !slices.Contains(p.order[i+1:], ref) {
+			whole.Added = append(whole.Added, tool)
+		}
+	}
+	return whole
+}
+
+// noteTools stores which tools the bus refused and which wait for a role. It logs each reason once, not again after every
+// reconnect.
+func (p *peer) noteTools(refused []*pb.RefusedTool, waiting []*pb.WaitingTool, before map[toolKey]RefusedTool) {
+	for _, each := range refused {
+		key := toolKey{each.GetRole(), each.Name}
+		tool := RefusedTool{Name: each.Name, Error: each.Error, Role: each.GetRole()}
+		p.refused[key] = tool
+		if before[key].Error != tool.Error {
+			p.warn("the bus does not offer the tool %q: %s", tool.Name, tool.Error)
+			if p.role.onRefused != nil {
+				go p.role.onRefused(tool)
+			}
+		}
+	}
+	for _, each := range waiting {
+		key := toolKey{each.Role, each.Name}
+		p.waitingTools[key] = true
+		if !p.shownWaiting[key] {
+			p.warn("the tool %q waits for role %q, which the bus does not have", each.Name, each.Role)
+		}
+		p.shownWaiting[key] = true
+	}
+}
+
+func (p *peer) warn(format string, values ...any) {
+	p.log.Warn("toolbus: " + fmt.Sprintf(format, values...))
+}
+
+// -- subscriptions ----------------------------------------------------------------------------------------------------
+
+// feed passes items of a subscription to its readers; the mutex of the peer guards it.
+type feed[T any] struct {
+	wanted  bool
+	readers map[*reader[T]]bool
+}
+
+// reader has the items that one reader has not taken yet.
+type reader[T any] struct {
+	items []T
+	ready chan struct{} // has room for one
+}
+
+func (f *feed[T]) put(item T) {
+	for each := range f.readers {
+		each.items = append(each.items, item)
+		select {
+		case each.ready <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// read yields what comes to a feed from now on, after first, until the context is done or this peer ends.
+func read[T any](ctx context.Context, p *peer, feed *feed[T], first func() []T) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		own := &reader[T]{ready: make(chan struct{}, 1)}
+		p.mutex.Lock()
+		own.items = first()
+		if feed.readers == nil {
+			feed.readers = map[*reader[T]]bool{}
+		}
+		feed.readers[own], feed.wanted = true, true
+		p.subscribe(p.link)
+		p.mutex.Unlock()
+		p.begin()
+		defer func() {
+			p.mutex.Lock()
+			defer p.mutex.Unlock()
+			delete(feed.readers, own)
+		}()
+		for {
+			p.mutex.Lock()
+			items, refusal := own.items, p.refusal
+			own.items = nil
+			p.mutex.Unlock()
+			for _, item := range items {
+				if !yield(item, nil) {
+					return
+				}
+			}
+			if len(items) > 0 {
+				continue
+			}
+			var none T
+			select {
+			case <-own.ready:
+			case <-ctx.Done():
+				yield(none, context.Cause(ctx))
+				return
+			case <-p.leaving:
+				if refusal == nil {
+					<-p.ended
+					refusal = p.refusal
+				}
+				if refusal != nil {
+					yield(none, refusal)
+				}
+				return
+			}
+		}
+	}
+}

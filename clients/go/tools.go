@@ -1,0 +1,590 @@
+package toolbus
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"reflect"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"toolbus/internal/pb"
+)
+
+const errorBytes = 16_384 // of the text of an error
+
+var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+
+// Tool is what a tool declares; the page "Plugins" of the documentation explains each field.
+type Tool struct {
+	Name string
+	// Description tells models what the tool does and when to use it.
+	Description string
+	// Parameters is the JSON Schema of the arguments, as a map, a struct or a json.RawMessage; by default it is made of the
+	// type that the handler takes.
+	Parameters any
+	// Timeout is how long a call may take; 30 s by default, at most 300 s.
+	Timeout time.Duration
+	// IdleTimeout ends a call after so long without progress or result.
+	IdleTimeout time.Duration
+	Role        string
+	MinLevel    int
+	// ReadOnly, Idempotent, Destructive and OpenWorld are promises; nil promises nothing. [Yes] and [No] fill them.
+	ReadOnly, Idempotent, Destructive, OpenWorld *bool
+	// Validate is No for a tool whose arguments the bus does not check.
+	Validate                         *bool
+	NoRepair, NoDefaults             bool
+	DisplayName                      string
+	Metadata                         any // any JSON object for hosts
+	NoBackground, AlwaysBackground   bool
+	AllowRepeat, DirectReply         bool
+	CouncilEligible, InlineAvailable bool
+	OutputSchema                     any // JSON Schema of the output; true stands for that of the type that the handler returns
+	ValidateOutput                   bool
+	Needs                            []string // what its caller must be able to answer, such as "elicitation.form"
+	// Replace takes the place of the plugin's tool of that name; otherwise a second one is an error.
+	Replace bool
+}
+
+var yes, no = true, false
+
+// Yes and No are values for the fields of [Tool] that may also be unset.
+var Yes, No = &yes, &no
+
+// Reply is an output with parts beside it, which a handler returns in place of the output alone.
+type Reply struct {
+	Output  any
+	Content []Content
+	IsError bool // a failure that the model should read; Output and Content say which
+}
+
+// InputNeeded ends a run of a handler with questions: return it. The handler runs again with the answers.
+type InputNeeded struct {
+	Questions map[string]Question
+	state     string
+}
+
+func (e *InputNeeded) Error() string {
+	keys := slices.Sorted(maps.Keys(e.Questions))
+	return "the function asks " + strings.Join(keys, ", ") + " and runs again with the answers: return this error"
+}
+
+// refusal is an error that stands for a result.
+type refusal struct{ result *pb.ToolResult }
+
+func (e *refusal) Error() string { return e.result.Error.Message }
+
+// offered is a tool of this peer.
+type offered struct {
+	declaration *pb.Tool
+	handler     func(ctx context.Context, arguments string) (any, error)
+}
+
+// AddTool offers a tool, also while the plugin is connected. The arguments are decoded into In, a struct, a map or
+// json.RawMessage, which also makes the schema; what the handler returns is written as JSON. An error that it returns, and a
+// panic, fail the call with their text. An [iter.Seq] of texts sends each as a chunk; a [Reply] adds pictures and files. The
+// context ends when the call is cancelled, when its time is over and when its connection breaks; [ScopeOf] has the rest.
+//
+// The error is a [*SetupError]; a plugin that is not connected yet also returns it from Run, Start and Ready.
+func AddTool[In, Out any](plugin *Plugin, tool Tool, handler func(context.Context, In) (Out, error)) error {
+	return plugin.add(tool, reflect.TypeFor[In](), reflect.TypeFor[Out](), func(ctx context.Context, text string) (any, error) {
+		var arguments In
+		if err := decodeJSON(text, &arguments); err != nil {
+			text := fmt.Sprintf("the arguments do not fit the tool: %v", err)
+			return nil, &refusal{failed(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)}
+		}
+		return handler(ctx, arguments)
+	})
+}
+
+// declared returns the declaration of a tool.
+func declared(tool Tool, in, out reflect.Type) (*pb.Tool, error) {
+	if !toolName.MatchString(tool.Name) {
+		return nil, setupErrorf("tool name %q breaks the rule [A-Za-z0-9_.-]{1,64}: rename the tool", tool.Name)
+	}
+	for label, time := range map[string]time.Duration{"Timeout": tool.Timeout, "IdleTimeout": tool.IdleTimeout} {
+		if time < 0 || time > longestTime {
+			return nil, setupErrorf("tool %q: %s is %v, it must be above 0 and at most %v", tool.Name, label, time, longestTime)
+		}
+	}
+	text := func(label string, value any, kind reflect.Type) (string, error) {
+		var err error
+		if kind != nil {
+			if value, err = schemaOf(kind); err != nil {
+				return "", setupErrorf("tool %q: %s of %v%v", tool.Name, label, kind, err)
+			}
+		}
+		json, err := toJSON(value)
+		if err != nil {
+			return "", setupErrorf("tool %q: %s cannot be written as JSON (%v): use a map or a json.RawMessage", tool.Name, label, err)
+		}
+		return json, nil
+	}
+	var made [3]string
+	var faults [3]error
+	switch {
+	case tool.Parameters != nil:
+		made[0], faults[0] = text("Parameters", tool.Parameters, nil)
+	case in == reflect.TypeFor[json.RawMessage]() || in.Kind() == reflect.Map || in.Kind() == reflect.Interface:
+		made[0] = `{"type":"object"}`
+	default:
+		made[0], faults[0] = text("the schema", nil, in)
+	}
+	if tool.OutputSchema == true {
+		made[1], faults[1] = text("the output schema", nil, out)
+	} else if tool.OutputSchema != nil {
+		made[1], faults[1] = text("OutputSchema", tool.OutputSchema, nil)
+	}
+	if tool.Metadata != nil {
+		made[2], faults[2] = text("Metadata", tool.Metadata, nil)
+	}
+	declaration := &pb.Tool{
+		Name: tool.Name, Description: tool.Description, DisplayName: tool.DisplayName, MinLevel: uint32(max(tool.MinLevel, 0)),
+		ParametersJson: made[0], OutputSchemaJson: made[1], MetadataJson: made[2],
+		TimeoutSeconds: tool.Timeout.Seconds(), IdleTimeoutSeconds: tool.IdleTimeout.Seconds(),
+		Validate: tool.Validate, NoRepair: tool.NoRepair, NoDefaults: tool.NoDefaults, ValidateOutput: tool.ValidateOutput,
+		NoBackground: tool.NoBackground, AlwaysBackground: tool.AlwaysBackground,
+		AllowRepeat: tool.AllowRepeat, DirectReply: tool.DirectReply, Needs: tool.Needs,
+		CouncilEligible: tool.CouncilEligible, InlineAvailable: tool.InlineAvailable,
+	}
+	if tool.Role != "" {
+		declaration.Role = &tool.Role
+	}
+	hints := &pb.ToolAnnotations{
+		ReadOnly: tool.ReadOnly, Idempotent: tool.Idempotent, Destructive: tool.Destructive, OpenWorld: tool.OpenWorld,
+	}
+	if proto.Size(hints) > 0 {
+		declaration.Annotations = hints
+	}
+	if err := errors.Join(faults[:]...); err != nil {
+		return nil, err
+	}
+	if _, err := proto.Marshal(declaration); err != nil {
+		return nil, setupErrorf("tool %q: its texts hold bytes that are not UTF-8: write text", tool.Name)
+	}
+	return declaration, nil
+}
+
+// -- calls of the bus -------------------------------------------------------------------------------------------------
+
+// run is a call that is being answered.
+type run struct {
+	call   *pb.ToolCall
+	link   *link
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	left   *int // how many calls of its message have no result yet; the mutex of the peer guards it, and ended
+	ended  bool // whether its result was made
+}
+
+// beginCalls starts the handlers of calls that came in one message, and does not wait for them.
+func (p *peer) beginCalls(calls []*pb.ToolCall, link *link) {
+	left := len(calls)
+	for _, call := range calls {
+		if link.standstill.holding {
+			link.standstill.held[call.CallId] = call
+			link.standstill.order = append(link.standstill.order, call.CallId)
+			continue
+		}
+		run := &run{call: call, link: link, left: &left}
+		run.ctx, run.cancel = context.WithCancelCause(context.Background())
+		link.running[call.CallId] = run
+		go p.serveCall(run)
+	}
+}
+
+// cancelRun tells a handler to stop, and answers its call: a handler cannot be ended from outside. An unknown id is
+// ignored.
+func (p *peer) cancelRun(id, reason string, link *link) {
+	if run := link.running[id]; run != nil {
+		run.cancel(errors.New("the call was cancelled: " + reason))
+		p.answer(run, failed(pb.ErrorCode_ERROR_CODE_CANCELLED, pb.CallStage_CALL_STAGE_ACCEPTED, "the call was cancelled"))
+	} else if link.standstill.held[id] != nil {
+		delete(link.standstill.held, id)
+		text := "the call was cancelled before it began"
+		result := failed(pb.ErrorCode_ERROR_CODE_CANCELLED, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
+		result.CallId = id
+		link.putMessage(fieldResults, result)
+	}
+}
+
+// lostTools tells the handlers of a stream that is over to stop: nobody waits for their results.
+func (p *peer) lostTools(link *link) {
+	clear(link.standstill.held)
+	for _, run := range link.running {
+		run.ended = true
+		run.cancel(errors.New("the connection to the bus broke"))
+	}
+	clear(link.running)
+}
+
+func (p *peer) serveCall(run *run) {
+	defer run.cancel(errors.New("the call has ended"))
+	ctx := run.ctx
+	if limit := run.call.TimeoutSeconds; limit > 0 {
+		timed, stop := context.WithTimeout(ctx, seconds(limit))
+		defer stop()
+		ctx = timed
+	}
+	scope := &ToolScope{peer: p, run: run, ctx: ctx}
+	result := p.resultOf(context.WithValue(ctx, scopeKey{}, scope), scope)
+	result.CallId = run.call.CallId
+	bytes := p.checked(result, run.link)
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.finish(run, bytes)
+}
+
+// answer sends a result of this library's own, once.
+func (p *peer) answer(run *run, result *pb.ToolResult) {
+	result.CallId = run.call.CallId
+	if bytes, err := proto.Marshal(result); err == nil {
+		p.finish(run, bytes)
+	}
+}
+
+// finish sends an encoded result, once; it may wait a moment for the other results of its message.
+func (p *peer) finish(run *run, result []byte) {
+	if run.ended {
+		return
+	}
+	run.ended = true
+	*run.left--
+	delete(run.link.running, run.call.CallId)
+	run.link.put(fieldResults, result, "", *run.left > 0)
+	run.link.whenIdle()
+}
+
+// resultOf runs the handler of a call.
+func (p *peer) resultOf(ctx context.Context, scope *ToolScope) (result *pb.ToolResult) {
+	call := scope.run.call
+	p.mutex.Lock()
+	var tool *offered
+	var names []string
+	for _, each := range p.tools {
+		names = append(names, each.declaration.Name)
+		if each.declaration.Name == call.Name {
+			tool = each
+			break
+		}
+	}
+	p.mutex.Unlock()
+	if tool == nil {
+		text := fmt.Sprintf("this plugin has no tool %q; it has: %s", call.Name, strings.Join(names, ", "))
+		return failed(pb.ErrorCode_ERROR_CODE_NOT_FOUND, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
+	}
+	defer func() {
+		if problem := recover(); problem != nil {
+			p.log.Error(fmt.Sprintf("toolbus: tool %s panicked: %v\n%s", call.Name, problem, debug.Stack()))
+			result = failureOf(ctx, fmt.Errorf("%v", problem), call)
+			result.Error.Reason = "panic"
+		}
+	}()
+	arguments := strings.TrimSpace(call.ArgumentsJson)
+	if arguments == "" {
+		arguments = "{}"
+	}
+	if arguments[0] != '{' {
+		text := fmt.Sprintf("the arguments must be the JSON text of an object, they are %.80s", arguments)
+		return failed(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
+	}
+	output, err := tool.handler(ctx, arguments)
+	if err != nil {
+		return failureOf(ctx, err, call)
+	}
+	result = &pb.ToolResult{}
+	switch value := output.(type) {
+	case Reply:
+		output, result.Content, result.IsError = value.Output, contentsToWire(value.Content), value.IsError
+	case *Reply:
+		output, result.Content, result.IsError = value.Output, contentsToWire(value.Content), value.IsError
+	case iter.Seq[string]:
+		var whole strings.Builder
+		for chunk := range value {
+			scope.Chunk(chunk)
+			whole.WriteString(chunk)
+		}
+		output = whole.String()
+	}
+	if result.OutputJson, err = toJSON(output); err != nil {
+		return failureOf(ctx, fmt.Errorf("the output cannot be written as JSON: %w", err), call)
+	}
+	return result
+}
+
+// checked encodes a result, or a failure in place of one that breaks a limit and so would end the stream.
+func (p *peer) checked(result *pb.ToolResult, link *link) []byte {
+	p.mutex.Lock()
+	limit := min(link.resultBytes, link.largestItem)
+	named := link.resultBytes
+	p.mutex.Unlock()
+	bytes, err := proto.Marshal(result)
+	payload := len(result.OutputJson) + len(result.InputRequestsJson) + len(result.RequestState)
+	if len(result.Content) > 0 {
+		payload += proto.Size(&pb.ToolResult{Content: result.Content})
+	}
+	var replaced *pb.ToolResult
+	switch {
+	case err != nil:
+		text := "the result holds bytes that are not UTF-8: return text, or a File"
+		replaced = failed(pb.ErrorCode_ERROR_CODE_TOOL, pb.CallStage_CALL_STAGE_ACCEPTED, text)
+	case payload > limit:
+		text := fmt.Sprintf("the result has %d bytes, more than the limit result_bytes = %d: ask for less", payload, named)
+		replaced = failedAt(pb.ErrorCode_ERROR_CODE_RESULT_TOO_LARGE, pb.CallStage_CALL_STAGE_ACCEPTED, text, "result_bytes", float64(named))
+	default:
+		return bytes
+	}
+	replaced.CallId = result.CallId
+	bytes, _ = proto.Marshal(replaced)
+	return bytes
+}
+
+// failureOf returns the result for an error of a handler.
+func failureOf(ctx context.Context, err error, call *pb.ToolCall) *pb.ToolResult {
+	var asks *InputNeeded
+	var own *ToolError
+	var ready *refusal
+	switch {
+	case errors.As(err, &ready):
+		return ready.result
+	case errors.As(err, &asks):
+		questions, fault := toJSON(asks.Questions)
+		if fault == nil {
+			return &pb.ToolResult{InputRequestsJson: questions, RequestState: asks.state}
+		}
+		err = fmt.Errorf("the questions cannot be written as JSON: %w", fault)
+	case errors.Is(err, context.DeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		text := fmt.Sprintf("the call did not end within %g s", call.TimeoutSeconds)
+		return failedAt(pb.ErrorCode_ERROR_CODE_DEADLINE_EXCEEDED, pb.CallStage_CALL_STAGE_ACCEPTED, text, "timeout_seconds", call.TimeoutSeconds)
+	}
+	kind := reflect.TypeOf(err)
+	for kind.Kind() == reflect.Pointer {
+		kind = kind.Elem()
+	}
+	text := err.Error()
+	if text == "" {
+		text = kind.String()
+	}
+	result := failed(pb.ErrorCode_ERROR_CODE_TOOL, pb.CallStage_CALL_STAGE_ACCEPTED, text[:min(len(text), errorBytes)])
+	if result.Error.Reason = kind.Name(); errors.As(err, &own) {
+		result.Error.Reason = own.Reason
+	}
+	result.Error.Reason = strings.ToValidUTF8(result.Error.Reason, "�")
+	return result
+}
+
+// -- what a handler sees ----------------------------------------------------------------------------------------------
+
+type scopeKey struct{}
+
+// ToolScope is a call, as its handler sees it.
+type ToolScope struct {
+	peer    *peer
+	run     *run
+	ctx     context.Context
+	unnamed int // how many questions without a key this run has asked
+}
+
+// ScopeOf returns the call that a context belongs to. Outside of a handler, as in its tests, progress is dropped and calls
+// of other tools end in an error.
+func ScopeOf(ctx context.Context) *ToolScope {
+	if scope, is := ctx.Value(scopeKey{}).(*ToolScope); is {
+		return scope
+	}
+	return &ToolScope{run: &run{call: &pb.ToolCall{}}, ctx: ctx}
+}
+
+// Tool returns the name of the tool.
+func (s *ToolScope) Tool() string { return s.run.call.Name }
+
+// CallID returns the id by which the bus knows the call.
+func (s *ToolScope) CallID() string { return s.run.call.CallId }
+
+// Role returns the role that the tool is for or that the caller named; empty without either.
+func (s *ToolScope) Role() string { return s.run.call.GetRole() }
+
+// ArgumentsJSON returns the arguments as they came.
+func (s *ToolScope) ArgumentsJSON() json.RawMessage {
+	if s.run.call.ArgumentsJson == "" {
+		return json.RawMessage("{}")
+	}
+	return json.RawMessage(s.run.call.ArgumentsJson)
+}
+
+// Context returns the user and the conversation, as the host states them.
+func (s *ToolScope) Context() CallContext { return contextFromWire(s.run.call.Context) }
+
+// Traceparent returns the span that this call belongs to, as W3C trace context writes it.
+func (s *ToolScope) Traceparent() string { return s.run.call.Traceparent }
+
+// Progress reports progress to the caller, and resets the idle timeout; a total of 0 means unknown.
+func (s *ToolScope) Progress(done, total float64, message string) {
+	s.Report(Progress{Progress: done, Total: total, Message: message})
+}
+
+// Chunk sends the next piece of the output. The result must still have the whole output.
+func (s *ToolScope) Chunk(text string) { s.Report(Progress{Chunk: text}) }
+
+// Report is [ToolScope.Progress] with all fields. Progress that the bus cannot carry is left out, and logged.
+func (s *ToolScope) Report(progress Progress) {
+	if s.peer == nil {
+		return
+	}
+	bytes, err := proto.Marshal(&pb.ToolProgress{
+		CallId: s.run.call.CallId, Progress: progress.Progress, Total: progress.Total, Message: progress.Message,
+		OutputChunk: progress.Chunk, Content: contentsToWire(progress.Content),
+	})
+	s.peer.mutex.Lock()
+	defer s.peer.mutex.Unlock()
+	switch limit := min(s.run.link.resultBytes, s.run.link.largestItem); {
+	case s.run.ended:
+	case err != nil:
+		s.peer.warn("progress of tool %s is left out: it holds bytes that are not UTF-8", s.Tool())
+	case len(bytes) > limit:
+		s.peer.warn("progress of tool %s is left out: it has %d bytes, at most %d", s.Tool(), len(bytes), limit)
+	default:
+		s.run.link.put(fieldProgress, bytes, "", false)
+	}
+}
+
+// Call calls another tool as part of this call: same context, no longer than this call, cancelled with it. Arguments and
+// result are those of [Host.Call]; of the options Timeout, Role, SchemaHash and OnProgress count.
+func (s *ToolScope) Call(ctx context.Context, name string, arguments any, options *CallOptions) (*Result, error) {
+	if s.peer == nil {
+		return nil, setupErrorf("this is not the context of a call: use the one that the handler of a tool gets")
+	}
+	fields, err := callFields(name, arguments, options)
+	if err != nil {
+		return nil, err
+	}
+	parent := s.run.call
+	fields.ParentCallId, fields.Traceparent, fields.Tracestate = parent.CallId, parent.Traceparent, parent.Tracestate
+	fields.BackgroundAfterSeconds, fields.Context = 0, nil
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.run.ctx, func() { cancel(context.Cause(s.run.ctx)) })()
+	result, err := s.peer.call(ctx, fields, s.run.link, options.onProgress())
+	if err != nil {
+		return nil, err
+	}
+	return resultFromWire(result), nil
+}
+
+// Accepts returns the kinds of questions that the caller can answer, such as "elicitation.form".
+func (s *ToolScope) Accepts() []string { return s.run.call.Accepts }
+
+// RequestState returns the state that this tool returned with its questions, as the caller sent it back: do not trust it.
+func (s *ToolScope) RequestState() string { return s.run.call.RequestState }
+
+// Elicit asks the person behind the caller by a form: form is JSON Schema, of which the properties alone are enough; nil
+// asks whether to go on. The error ends this run, return it; the handler then runs again from its beginning with the answer,
+// so ask before you change anything. Check whether the answer is accepted: a person may decline.
+func (s *ToolScope) Elicit(message string, form map[string]any) (Answer, error) {
+	return s.ElicitKey("", message, form)
+}
+
+// ElicitKey is [ToolScope.Elicit] with a key that names the question, for a text that differs from run to run.
+func (s *ToolScope) ElicitKey(key, message string, form map[string]any) (Answer, error) {
+	schema := map[string]any{"type": "object", "properties": map[string]any{}}
+	if _, whole := form["properties"].(map[string]any); whole {
+		maps.Copy(schema, form)
+	} else if form != nil {
+		schema["properties"] = form
+	}
+	return s.elicit(key, map[string]any{"mode": "form", "message": message, "requestedSchema": schema})
+}
+
+// ElicitURL asks the person behind the caller to open a page; otherwise it is as [ToolScope.Elicit].
+func (s *ToolScope) ElicitURL(message, url string) (Answer, error) {
+	return s.elicit("", map[string]any{"mode": "url", "message": message, "url": url})
+}
+
+func (s *ToolScope) elicit(key string, params map[string]any) (Answer, error) {
+	if key == "" {
+		text, err := toJSON(params)
+		if err != nil {
+			return Answer{}, err
+		}
+		s.unnamed++
+		key = fmt.Sprintf("%d-%.8x", s.unnamed, sha256.Sum256([]byte(text)))[:10]
+	}
+	if params["mode"] == "url" {
+		params["elicitationId"] = key
+	}
+	answers, err := s.Ask(map[string]Question{key: {Method: "elicitation/create", Params: params}})
+	var answer Answer
+	if err == nil {
+		err = decodeJSON(string(answers[key]), &answer)
+	}
+	return answer, err
+}
+
+// Ask asks several questions of any kind at once, and returns the answers by key; otherwise it is as [ToolScope.Elicit].
+func (s *ToolScope) Ask(questions map[string]Question) (map[string]json.RawMessage, error) {
+	var state struct {
+		Answers map[string]json.RawMessage `json:"answers"`
+	}
+	var fresh map[string]json.RawMessage
+	_ = decodeJSON(s.run.call.RequestState, &state) // callers can send anything: what is no JSON has no answers
+	_ = decodeJSON(s.run.call.InputResponsesJson, &fresh)
+	answers := map[string]json.RawMessage{}
+	maps.Copy(answers, state.Answers)
+	maps.Copy(answers, fresh)
+	missing := map[string]Question{}
+	for key, question := range questions {
+		if !answered(question, answers[key]) {
+			missing[key] = question
+			delete(answers, key)
+		}
+	}
+	if len(missing) == 0 {
+		return answers, nil
+	}
+	needed := &InputNeeded{Questions: missing}
+	if len(answers) > 0 {
+		text, err := toJSON(map[string]any{"answers": answers})
+		if err != nil {
+			return nil, err
+		}
+		needed.state = text
+	}
+	return nil, needed
+}
+
+// answered tells whether an answer fits its question: callers can send anything.
+func answered(question Question, text json.RawMessage) bool {
+	var answer map[string]any
+	if json.Unmarshal(text, &answer) != nil || answer == nil {
+		return false
+	}
+	if question.Method != "elicitation/create" {
+		return true
+	}
+	if answer["action"] != "accept" {
+		return answer["action"] == "decline" || answer["action"] == "cancel"
+	}
+	content, _ := answer["content"].(map[string]any)
+	var form struct {
+		RequestedSchema struct {
+			Required []string `json:"required"`
+		} `json:"requestedSchema"`
+	}
+	if params, err := toJSON(question.Params); err != nil || json.Unmarshal([]byte(params), &form) != nil {
+		return true
+	}
+	for _, name := range form.RequestedSchema.Required {
+		if _, has := content[name]; !has {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,236 @@
+package toolbus
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"os"
+	"reflect"
+	"regexp"
+	"runtime"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"toolbus/internal/pb"
+)
+
+// This file opens connections to a bus and streams on them: the only one that knows gRPC.
+
+const (
+	service = "/toolbus.v1.ToolBusService/"
+	window  = 4 << 20 // bytes that the bus may send before this process has read them
+)
+
+var (
+	localAddress    = regexp.MustCompile(`^(unix:|127\.0\.0\.1:|localhost:|\[::1\]:)`)
+	credentialValue = regexp.MustCompile(
+		`(?ms)^\s*(\w+)\s*=\s*(?:"""\r?\n?(.*?)"""|'''\r?\n?(.*?)'''|"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)')`)
+	plainNames = strings.NewReplacer("Canceled", "CANCELLED") // gRPC's name of the status
+)
+
+// end says how a stream ended: the name of its gRPC status, and its text.
+type end struct{ code, text string }
+
+// connection is one connection to a bus, with the credential as it is now.
+type connection struct {
+	channel *grpc.ClientConn
+	token   string
+}
+
+// connect makes a connection; a SetupError says why the credential cannot be used.
+func connect(address, credentialPath string) (*connection, error) {
+	credential, err := readCredential(credentialPath)
+	if err != nil {
+		return nil, err
+	}
+	prefix, target, security, err := dialing(address, credential)
+	if err != nil {
+		return nil, err
+	}
+	token := credential["token"]
+	if token != "" && prefix == "" && !localAddress.MatchString(address) {
+		return nil, setupErrorf("a token is not sent to %s in plain text: write tls:%s", address, address)
+	}
+	network, authority := "tcp", target
+	if path, isUnix := strings.CutPrefix(target, "unix:"); isUnix {
+		network, target, authority = "unix", path, "localhost"
+	}
+	channel, err := grpc.NewClient("passthrough:///"+target,
+		grpc.WithTransportCredentials(security),
+		grpc.WithAuthority(authority),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, target)
+		}),
+		grpc.WithNoProxy(), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
+		// Fixed windows: without them each message is followed by a ping that measures the connection.
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(math.MaxInt32), // the bus keeps to the max_message_bytes of the attach
+			grpc.MaxCallSendMsgSize(math.MaxInt32)))
+	if err != nil {
+		return nil, setupErrorf("the address is %q, it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT: %v", address, err)
+	}
+	return &connection{channel, token}, nil
+}
+
+// dialing returns the prefix of an address, what follows it, and how the connection is secured.
+func dialing(address string, credential map[string]string) (string, string, credentials.TransportCredentials, error) {
+	for _, prefix := range []string{"tls", "mtls"} {
+		target, has := strings.CutPrefix(address, prefix+":")
+		if !has {
+			continue
+		}
+		config := &tls.Config{MinVersion: tls.VersionTLS12}
+		if ca := credential["ca"]; ca != "" {
+			config.RootCAs = x509.NewCertPool()
+			if !config.RootCAs.AppendCertsFromPEM([]byte(ca)) {
+				return "", "", nil, setupErrorf("ca of the credential holds no certificate in PEM: create the credential anew")
+			}
+		}
+		if credential["certificate"] != "" && credential["key"] != "" {
+			pair, err := tls.X509KeyPair([]byte(credential["certificate"]), []byte(credential["key"]))
+			if err != nil {
+				return "", "", nil, setupErrorf("certificate and key of the credential do not fit (%v): create it anew", err)
+			}
+			config.Certificates = []tls.Certificate{pair}
+		}
+		return prefix, target, credentials.NewTLS(config), nil
+	}
+	return "", address, insecure.NewCredentials(), nil
+}
+
+func (c *connection) outgoing(ctx context.Context) context.Context {
+	if c.token == "" {
+		return ctx
+	}
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.token)
+}
+
+// invoke opens a stream, without a deadline and without waiting for its headers.
+func (c *connection) invoke(ctx context.Context) (grpc.ClientStream, error) {
+	description := &grpc.StreamDesc{StreamName: "Invoke", ClientStreams: true, ServerStreams: true}
+	return c.channel.NewStream(c.outgoing(ctx), description, service+"Invoke", grpc.ForceCodec(encoded{}))
+}
+
+// list makes the unary RPC List; the error is a RequestError or a PeerLost.
+func (c *connection) list(ctx context.Context, request *pb.ListRequest) (*pb.ListResponse, error) {
+	response := new(pb.ListResponse)
+	err := c.channel.Invoke(c.outgoing(ctx), service+"List", request, response)
+	return response, unaryError(err)
+}
+
+// register makes the unary RPC Register.
+func (c *connection) register(ctx context.Context, request *pb.RegisterRequest) (*pb.RegisterResponse, error) {
+	response := new(pb.RegisterResponse)
+	err := c.channel.Invoke(c.outgoing(ctx), service+"Register", request, response)
+	return response, unaryError(err)
+}
+
+func unaryError(err error) error {
+	if err == nil {
+		return nil
+	}
+	switch end := endOf(err); end.code {
+	case "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED":
+		return &PeerLost{end.code, end.text}
+	default:
+		return &RequestError{end.code, end.text}
+	}
+}
+
+func (c *connection) close() { _ = c.channel.Close() }
+
+// endOf returns the status of a stream or an RPC.
+func endOf(err error) end {
+	if errors.Is(err, io.EOF) {
+		return end{code: "OK"}
+	}
+	state := status.Convert(err)
+	return end{statusName(state.Code()), state.Message()}
+}
+
+// statusName returns the name of a status as gRPC's documents write it.
+func statusName(code codes.Code) string {
+	name := plainNames.Replace(code.String())
+	if name == "OK" || strings.ToUpper(name) == name {
+		return name
+	}
+	var words strings.Builder
+	for i, letter := range name {
+		if i > 0 && letter >= 'A' && letter <= 'Z' {
+			words.WriteByte('_')
+		}
+		words.WriteRune(letter)
+	}
+	return strings.ToUpper(words.String())
+}
+
+// encoded writes messages that are encoded already, and reads those of the bus.
+type encoded struct{}
+
+func (encoded) Name() string                        { return "proto" }
+func (encoded) Marshal(message any) ([]byte, error) { return message.([]byte), nil }
+func (encoded) Unmarshal(data []byte, message any) error {
+	return proto.Unmarshal(data, message.(proto.Message))
+}
+
+// readCredential returns the values of a credential file; none without a path.
+func readCredential(path string) (map[string]string, error) {
+	values := map[string]string{}
+	if path == "" {
+		return values, nil
+	}
+	content, err := readPrivate(path)
+	if err != nil {
+		return nil, err
+	}
+	// What `toolbus keys add` writes: basic and multi-line texts; other values are for people.
+	for _, found := range credentialValue.FindAllSubmatch(content, -1) {
+		value := string(found[2]) + string(found[3]) + string(found[5])
+		if found[4] != nil && json.Unmarshal([]byte(`"`+string(found[4])+`"`), &value) != nil {
+			return nil, setupErrorf("%s in the credential %s is no text of TOML: create the credential anew", found[1], path)
+		}
+		values[string(found[1])] = value
+	}
+	return values, nil
+}
+
+// readPrivate reads a file that no other user can read.
+func readPrivate(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, setupErrorf("the credential %s cannot be read: %v", path, err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, setupErrorf("the credential %s cannot be read: %v", path, err)
+	}
+	if runtime.GOOS != "windows" {
+		owner := reflect.Indirect(reflect.ValueOf(info.Sys())).FieldByName("Uid") // of syscall.Stat_t, where there is one
+		others := owner.IsValid() && owner.Uint() != 0 && owner.Uint() != uint64(os.Getuid())
+		if others || info.Mode().Perm()&0o077 != 0 {
+			return nil, setupErrorf("%s must belong to this user, who alone may read it: chmod 600 %s", path, path)
+		}
+	}
+	content, err := io.ReadAll(file)
+	if err != nil {
+		return nil, setupErrorf("the credential %s cannot be read: %v", path, err)
+	}
+	return content, nil
+}
