@@ -356,37 +356,37 @@ func TestAPluginAndAHost(t *testing.T) {
 	})
 	t.Run("two plugins of one source share the calls of a tool, and one that leaves loses none", func(t *testing.T) {
 		var plugins []*Plugin
+		arrived, met := make(chan string, 2), make(chan struct{})
 		for _, name := range []string{"a", "b"} {
 			own := NewPlugin("replicas", &PluginOptions{Options: s.options()})
-			check(t, AddTool(own, Tool{Name: "which"}, func(ctx context.Context, _ nothing) (string, error) {
-				time.Sleep(time.Millisecond)
-				return name, nil
-			}))
+			check(t, AddTool(own, Tool{Name: "which"}, func(ctx context.Context, in struct {
+				Meet bool `json:",omitempty"`
+			}) (string, error) { if in.Meet {
+				arrived <- name
+				<-met
+			}; return name, nil }))
 			check(t, own.Ready(t.Context()))
 			plugins = append(plugins, own)
 		}
 		defer plugins[1].Close(t.Context())
 		var all sync.WaitGroup
-		var mutex sync.Mutex
-		counts, failures := map[string]int{}, 0
-		for i := range 200 {
-			all.Go(func() {
-				if i == 100 {
-					_ = plugins[0].Close(t.Context())
-				}
-				result, err := s.host.Call(t.Context(), "which", nil, nil)
-				mutex.Lock()
-				defer mutex.Unlock()
-				if err != nil || result.IsError {
-					failures++
-				} else {
-					counts[result.Output().(string)]++
-				}
-			})
+		var failures atomic.Int32
+		which := func(meet bool) {
+			result, err := s.host.Call(t.Context(), "which", nothing{"Meet": meet}, nil)
+			if err != nil || result.IsError {
+				failures.Add(1)
+			}
 		}
+		all.Go(func() { which(true) })
+		all.Go(func() { which(true) })
+		equal(t, <-arrived != <-arrived, true) // each has one of the two calls
+		all.Go(func() { _ = plugins[0].Close(t.Context()) })
+		for range 200 {
+			all.Go(func() { which(false) })
+		}
+		close(met)
 		all.Wait()
-		equal(t, failures, 0)
-		equal(t, counts["a"] > 0 && counts["b"] > 0, true)
+		equal(t, failures.Load(), 0)
 	})
 }
 

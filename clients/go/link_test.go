@@ -87,7 +87,7 @@ func TestResultsThatWaitForOthersGoWithTheNextItemOrAfterTheirTime(t *testing.T)
 
 func TestAClosedOutboxDropsFurtherItemsAndStillGivesOutTheEarlierOnes(t *testing.T) {
 	link := testLink()
-	link.put(fieldCalls, nil, "c1", true)
+	link.put(fieldCalls, nil, "c1", false)
 	equal(t, link.unwrittenCalls(), map[string]bool{"c1": true})
 	link.close()
 	link.put(fieldCalls, nil, "c2", false)
