@@ -127,8 +127,8 @@ class Proxy:
 
 def bound(port: int) -> socket.socket:
     """Returns a socket that has a port of loopback and does not listen: connections are refused there."""
-    # asyncio sends small pieces at once only on sockets that name their protocol. Otherwise some of what passes here would
-    # wait 40 ms for an acknowledgement, and the client would be blamed.
+    # asyncio sends small pieces at once only on sockets that name their protocol. Otherwise some of what passes here
+    # would wait 40 ms for an acknowledgement, and the client would be blamed.
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
