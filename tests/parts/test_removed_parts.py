@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,41 @@ async def main():
 
 asyncio.run(main())
 """
+# Imports everything once, for the libraries, and runs the two texts above in a fork for each folder that it reads.
+_FORKS = """
+import gc, importlib, os, pkgutil, sys
+
+finders, text = list(sys.meta_path), sys.argv[1]
+import toolbus
+
+for found in pkgutil.walk_packages(toolbus.__path__, "toolbus."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+for name in [name for name in sys.modules if name.partition(".")[0] == "toolbus"]:
+    del sys.modules[name]
+sys.meta_path[:] = finders
+gc.freeze()
+for line in sys.stdin:
+    folder = line.strip()
+    if not os.fork():
+        code = 1
+        try:
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT), number)
+            os.chdir(folder)
+            os.environ |= {name: folder for name in ("PYTHONPATH", "HOME", "TOOLBUS_DATA_DIR")}
+            sys.path.insert(0, folder)
+            exec(compile(text, "<the test>", "exec"), {"__name__": "__main__"})
+            assert sys.modules["toolbus"].__file__.startswith(folder)
+            code = 0
+        finally:
+            if code:
+                sys.excepthook(*sys.exc_info())
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
 
 
 def _without(part: Part, folder: Path) -> Path:
@@ -77,20 +113,39 @@ PROTECTIONS = {
 VARIABLES = {"audit": "TOOLBUS_AUDIT_REQUIRED", "dropin": "TOOLBUS_REQUIRE_MANIFEST"}
 
 
+def _environment(folder: str) -> dict[str, str]:
+    return {"PYTHONPATH": folder, "PATH": "/usr/bin:/bin", "HOME": folder, "TOOLBUS_DATA_DIR": folder}
+
+
 def _run(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    path = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder), "TOOLBUS_DATA_DIR": str(folder)}
-    path |= more
+    path = _environment(str(folder)) | more
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, cwd=folder, env=path, timeout=HANG_SECONDS
     )
 
 
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """Runs the texts for each folder that it is told, and tells the exit codes."""
+    folder = str(tmp_path_factory.mktemp("forks"))
+    command = [sys.executable, "-c", _FORKS, _IMPORTS + _SERVES]
+    path = _environment(folder) | {"PYTHONPATH": str(PACKAGE.parent)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, cwd=folder, env=path) as process:
+        yield process
+
+
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_without_a_part_the_rest_imports_and_a_bus_runs(part: Part, tmp_path: Path) -> None:
-    folder = _without(part, tmp_path)
-    ran = _run(folder, "-c", _IMPORTS + _SERVES)
+def test_without_a_part_the_rest_imports_and_a_bus_runs(
+    part: Part, tmp_path: Path, forks: subprocess.Popen[str]
+) -> None:
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    forks.stdin.write(f"{_without(part, tmp_path)}\n")
+    code = forks.stdout.readline()
     gone = sorted({part.name} | {each.name for each in PARTS if part.name in each.needs})
-    assert (ran.stdout.splitlines(), ran.returncode) == ([f"{gone} []", "3 200"], 0), ran.stderr
+    printed = (tmp_path / "stdout").read_text().splitlines()
+    assert (printed, code) == ([f"{gone} []", "3 200"], "0\n"), (tmp_path / "stderr").read_text()
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part.commands], ids=lambda part: part.name)
