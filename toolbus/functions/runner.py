@@ -59,11 +59,13 @@ class CallLost(Exception):
 
     Args:
         ran: whether it may have begun; else a retry is safe whatever the tool does.
+        retry_after: seconds until it can succeed.
     """
 
-    def __init__(self, text: str, *, ran: bool) -> None:
+    def __init__(self, text: str, *, ran: bool, retry_after: float = 0.0) -> None:
         super().__init__(text)
         self.ran = ran
+        self.retry_after = retry_after
 
 
 async def run_handler(
@@ -346,7 +348,8 @@ def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
     if isinstance(problem, CallLost):
         stage = Stage.ACCEPTED if problem.ran else Stage.NOT_DISPATCHED
         safe = not problem.ran or spec.tool.repeatable
-        error = CallError(Code.UNAVAILABLE, _cut(str(problem)), stage, retry_safe=safe)
+        after = problem.retry_after
+        error = CallError(Code.UNAVAILABLE, _cut(str(problem)), stage, retry_safe=safe, retry_after_seconds=after)
         return Result(scope.call_id, "null", is_error=True, error=error)
     refuses = isinstance(problem, RequestError)  # the request is wrong, not the tool, and the text explains it
     level = logging.DEBUG if refuses else logging.WARNING

@@ -58,6 +58,7 @@ class _Api(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api) as server:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # the client has read enough
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMES = 20  # of tools in a report: it is a line that fits into a pipe
 _HEARTBEAT = b'{"event": "heartbeat", "text": ""}\n'
-_LAST_SECONDS = 0.5  # for the results of calls that failed with the scope of the scripts
+_LAST_SECONDS = 0.5  # for the results of calls that failed with the scope of the scripts; less than RESTART_SECONDS
 _RETRY_SECONDS = 10.0  # between attempts while the source is bound to another token, for a grace period for example
 
 

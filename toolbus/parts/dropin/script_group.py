@@ -38,6 +38,7 @@ from toolbus.sdk.lent_model import MAX_TOKENS
 
 log = logging.getLogger("toolbus.dropin.script_group")
 
+RESTART_SECONDS = 1.0  # until the process that ended scopes run in is surely gone, for calls that come meanwhile
 _LOAD_SECONDS = 15.0  # for what a module waits for at its top level
 _MAX_REQUESTS = 8  # of an extension that are answered at once; others wait
 _MAX_LOGGED = 4000  # characters of one line of a script's log
@@ -295,7 +296,8 @@ class ScriptGroup:
 
 def _raise_if_lost(error: ScriptError) -> None:
     if error.lost:
-        raise CallLost(f"another call ended the process of the scripts: {error}", ran=error.began)
+        text = f"another call ended the process of the scripts: {error}"
+        raise CallLost(text, ran=error.began, retry_after=RESTART_SECONDS)
 
 
 def _generation(request: Mapping[str, Any]) -> dict[str, Any]:

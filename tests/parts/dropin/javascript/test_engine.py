@@ -1,6 +1,7 @@
 """One scope of scripts: what crosses its border, what ends a turn, and what a script can reach."""
 
 import queue
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -346,3 +347,67 @@ def test_scopes_share_nothing() -> None:
     assert other.call() == ["undefined", "undefined", "[1]"]
     one.engine.close()
     other.engine.close()
+
+
+# Collects everything before it replaces anything: it could not go on with what it has replaced.
+REPLACES = """
+const broken = () => { throw 'a built-in that a script has replaced' };
+const silent = { set() {}, get() { return undefined }, configurable: true };
+const changes = [];
+for (const each of [Array, Map, Set, Object, String, Number, Function, Promise, RegExp, Error, Symbol]) {
+  for (const holder of [each, each.prototype]) {
+    for (const key of Reflect.ownKeys(holder)) {
+      const own = Object.getOwnPropertyDescriptor(holder, key);
+      if (own.configurable && typeof own.value === 'function' && key !== 'constructor')
+        changes.push([holder, key, { value: broken, writable: true, configurable: true }]);
+    }
+  }
+}
+for (const key of ['0', '1', 'toJSON', 'then', 'kind', 'id'])
+  for (const each of [Array, Object, String, Number]) changes.push([each.prototype, key, silent]);
+for (const name of ['Array', 'Map', 'Set', 'Object', 'String', 'Number', 'Promise', 'Error', 'TypeError', 'RangeError'])
+  changes.push([globalThis, name, { value: broken, writable: true, configurable: true }]);
+const { defineProperty } = Reflect;
+JSON.parse = JSON.stringify = Math.max = Math.min = Math.random = Reflect.apply = Reflect.defineProperty = broken;
+for (let place = 0; place < changes.length; place += 1) {
+  const change = changes[place];
+  defineProperty(change[0], change[1], change[2]);
+}
+"""
+NEVER = "Promise.prototype.then = Promise.resolve = () => new Promise(() => {});"
+
+
+@pytest.mark.parametrize("replaced", [REPLACES, NEVER], ids=["all", "promises"])
+def test_built_ins_that_a_script_replaces_are_not_those_of_the_wrapper(scope: Scope, replaced: str) -> None:
+    scope.tool(
+        "switch (args) { case 1: return {a: [1, 'x']}; case 2: return (async () => 2)(); case 3: throw 'thrown';"
+        " case 4: throw {odd: 1}; case 5: console.log('line', 5); return new (class { then(done) { done(5) } });"
+        " case 6: return new TheirPromise((done) => setTimeout(done, 1, 6)) }"
+    )
+    scope.load(f"const TheirPromise = Promise; (() => {{ {replaced} }})();")
+    for _ in range(2):
+        assert scope.call(1) == {"a": [1, "x"]}
+        assert scope.call(2) == 2
+        with pytest.raises(ScriptError, match="thrown"):
+            scope.call(3)
+        with pytest.raises(ScriptError, match=r"odd|object|cannot be shown"):
+            scope.call(4)
+        assert scope.call(5) == 5
+        assert scope.next_line() == "line 5"
+        assert scope.call(6) == 6
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="the system counts no time of a thread")
+def test_one_step_without_end_ends_the_scope_however_many_calls_come() -> None:
+    scope = Scope()
+    scope.tool("if (args) new Array(2 ** 32 - 1).join()")  # a built-in, which looks at no limit
+    stuck = scope.engine.request("call", {"name": "t", "args": 1, "env": {}})
+    waiting = [scope.engine.request("call", {"name": "t", "args": 0, "env": {}}) for _ in range(20)]
+    with pytest.raises(ScriptError, match="in one step, which nothing can interrupt") as raised:
+        stuck.result(SECONDS)
+    assert (raised.value.fatal, raised.value.lost) == (True, False)
+    assert "in one step" in scope.ended.get(timeout=SECONDS)
+    for each in waiting:
+        with pytest.raises(ScriptError, match="in one step") as lost:
+            each.result(SECONDS)
+        assert (lost.value.lost, lost.value.began) == (True, False)

@@ -11,6 +11,7 @@ stays full) ends the engine.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import heapq
 import itertools
 import json
@@ -36,6 +37,7 @@ _STACK_BYTES = 768 * 1024  # of JavaScript; the threads of a sandboxed process h
 _THREAD_STACK_BYTES = 8 * MIB  # outside of one, where the default of a C library may be smaller than that of QuickJS
 _MAX_INTERRUPTED = 3  # jobs of one turn that may be interrupted, before the turn counts as one without end
 _DRAIN_SECONDS = 5.0  # for turning what a turn has left into text
+_WATCH_SECONDS = 0.25  # between two looks at a turn that runs
 _FULL = 0.9  # of the heap: with less than this share in use after a collection, a script that ran out of memory goes on
 
 
@@ -145,6 +147,8 @@ class Engine:
         self._current = 0  # the number of the message whose turn it is
         self._has_job = False  # whether another job of the scope may wait
         self.end_reason = ""  # why it has ended; empty while it runs
+        self._busy = threading.Event()  # set while a turn runs
+        self._step_limit = 0.0  # of processor time of the thread, after which a step does not come back
         self._closing = threading.Lock()  # held while a message is put in, and while it ends: so none is lost
         stack = threading.stack_size()
         if not stack:
@@ -152,6 +156,8 @@ class Engine:
         try:
             self._thread = threading.Thread(target=self._run, name="toolbus javascript", daemon=True)
             self._thread.start()
+            if hasattr(time, "pthread_getcpuclockid"):
+                threading.Thread(target=self._watch, name="toolbus javascript watch", daemon=True).start()
         finally:
             threading.stack_size(stack)
 
@@ -233,8 +239,9 @@ class Engine:
         number = self._current = next(self._numbers)
         if message.answered:
             self._calls[number] = message.future
+        self._busy.set()
         self._context.set_time_limit(limit)
-        error = self._attempt(lambda: self._start(message, number))
+        error = self._attempt(lambda: self._start(message, number), limit)
         job_error = self._run_jobs(limit)
         error = error or job_error
         self._deliver()
@@ -242,6 +249,17 @@ class Engine:
             self._blame(message, number, error, limit)
         elif message.kind in ("load", "install") and not message.fields.get("module"):
             self._settle(number, None)  # once all that it posted was taken
+        self._busy.clear()
+
+    def _watch(self) -> None:
+        """Ends the engine if one step of a turn never comes back, so that nothing can interrupt it."""
+        clock = time.pthread_getcpuclockid(self._thread.ident or 0)
+        while self._thread.is_alive() and not self.end_reason:
+            self._busy.wait()
+            time.sleep(_WATCH_SECONDS)
+            with contextlib.suppress(OSError):  # the thread has ended
+                if self._busy.is_set() and time.clock_gettime(clock) > self._step_limit:
+                    self._give_up("a script computed without end in one step, which nothing can interrupt")
 
     def _start(self, message: _Message, number: int) -> None:
         fields = message.fields
@@ -260,7 +278,7 @@ class Engine:
         error: ScriptError | None = None
         begin, interrupted = time.thread_time(), 0
         while not self.end_reason:
-            job_error = self._attempt(self._job)
+            job_error = self._attempt(self._job, limit)
             error = error or job_error
             if job_error is None and not self._has_job:
                 break
@@ -275,8 +293,9 @@ class Engine:
         self._has_job = True  # also if this one raises
         self._has_job = self._context.execute_pending_job()
 
-    def _attempt(self, step: Callable[[], None]) -> ScriptError | None:
-        """Runs a step in JavaScript; returns what it failed with, None if it did not."""
+    def _attempt(self, step: Callable[[], None], limit: float) -> ScriptError | None:
+        """Runs a step in JavaScript, which the engine interrupts at its limit; returns what it failed with, or None."""
+        self._step_limit = time.thread_time() + 2 * limit + _WATCH_SECONDS
         try:
             step()
         except self._quickjs.JSException as error:
@@ -317,9 +336,9 @@ class Engine:
         """Takes what the scripts have posted."""
         self._context.set_time_limit(_DRAIN_SECONDS)
         texts: list[str] = []
-        error = self._attempt(lambda: texts.append(self._host("drain")))
+        error = self._attempt(lambda: texts.append(self._host("drain")), _DRAIN_SECONDS)
         if error is not None:
-            self._attempt(lambda: self._host("forget"))
+            self._attempt(lambda: self._host("forget"), _DRAIN_SECONDS)
             self._give_up(f"what the scripts posted could not be taken: {error}")
             return
         for entry in parse_json(texts[0]) if texts[0] else ():
@@ -347,10 +366,11 @@ class Engine:
         future = self._calls.pop(number, None)
         if future is None or future.done():
             return
-        if isinstance(value, ScriptError):
-            future.set_exception(value)
-        else:
-            future.set_result(value)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # the watch has ended it at the same time
+            if isinstance(value, ScriptError):
+                future.set_exception(value)
+            else:
+                future.set_result(value)
 
     def _give_up(self, reason: str) -> None:
         if not self.end_reason:

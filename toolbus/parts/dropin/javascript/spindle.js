@@ -2,6 +2,7 @@
 // warning; other requests throw an error that names them.
 (function (host, manifest, announcements, permissions) {
   "use strict";
+  const { stringify } = JSON; // an extension may replace it
   const EVENT = "TOOL_INVOCATION";
   const ANNOUNCES = new RegExp(`^(?:${announcements})$`);
   const SILENT = new Set(["then", "toJSON", "constructor", "prototype"]); // what the language itself looks up
@@ -55,7 +56,7 @@
       try {
         handler(detail);
       } catch (error) {
-        host.write(ERROR, error);
+        host.write(ERROR, [error]);
       }
     }
   }
@@ -80,7 +81,7 @@
   // Asks the host's side for something; what it is asked for is a JSON text.
   function ask(kind, ...values) {
     return new Promise((resolve, reject) => {
-      const text = JSON.stringify(values.map((value) => (value === undefined ? null : value)));
+      const text = stringify(values.map((value) => (value === undefined ? null : value)));
       requests += 1;
       waiting.set(requests, { resolve, reject });
       host.post("ask", requests, kind, text);
@@ -122,18 +123,18 @@
 
   const levels = { debug: DEBUG, info: INFO, warn: WARNING, error: ERROR };
   const log = {};
-  for (const name of Object.keys(levels)) log[name] = (...values) => host.write(levels[name], ...values);
+  for (const name of Object.keys(levels)) log[name] = (...values) => host.write(levels[name], values);
 
   host.expose("fetch", fetch);
   host.expose("spindle", withAbsent("spindle", {
     registerTool(tool) {
-      host.post("register", JSON.stringify(tool ?? null));
+      host.post("register", stringify(tool ?? null));
     },
     unregisterTool(name) {
       host.post("unregister", String(name));
     },
     on(event, handler) {
-      if (event !== EVENT) return ignored(`spindle.on(${JSON.stringify(String(event))})`);
+      if (event !== EVENT) return ignored(`spindle.on(${stringify(String(event))})`);
       if (typeof handler !== "function") throw new TypeError("a handler must be a function");
       handlers.push(handler);
       return () => {

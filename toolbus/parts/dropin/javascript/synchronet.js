@@ -1,20 +1,21 @@
 // Makes what tool files of a Synchronet BBS use: llm_tool_register, and the harmless ones of their global functions.
 (function (host, folder) {
   "use strict";
+  const { stringify } = JSON; // scripts may replace it, and every other built-in that is used while they run
   const LEVELS = ["EMERG", "ALERT", "CRIT", "ERR", "WARNING", "NOTICE", "INFO", "DEBUG"];
   const INFO = 6;
-  const tools = new Map(); // what runs each tool
+  const tools = { __proto__: null }; // what runs each tool
   let added = null; // of the file that is being loaded; null while none is
 
   host.receivers.begin = () => {
-    added = new Map();
+    added = { __proto__: null };
   };
   host.receivers.end = ({ keep }) => {
-    if (keep) for (const [name, execute] of added) tools.set(name, execute);
+    if (keep) for (const name in added) tools[name] = added[name];
     added = null;
   };
   host.receivers.call = ({ id, name, args, env }) => {
-    const execute = tools.get(name);
+    const execute = tools[name];
     host.settle(id, () => {
       if (execute === undefined) throw new Error(`unknown tool: ${name}`);
       return execute(args, env);
@@ -27,18 +28,18 @@
     if (added === null) throw new Error("llm_tool_register works only while a file is loaded: call it at its top level");
     const name = String(spec.name);
     const { execute, ...rest } = spec;
-    host.post("register", JSON.stringify({ ...rest, name }));
-    added.set(name, execute);
+    host.post("register", stringify({ ...rest, name }));
+    added[name] = execute;
   });
 
   LEVELS.forEach((name, level) => host.expose(`LOG_${name}`, level));
   host.expose("log", (level, ...values) => {
-    if (typeof level === "number" && values.length > 0) host.write(level, ...values);
-    else host.write(INFO, level, ...values);
+    if (typeof level === "number" && values.length > 0) host.write(level, values);
+    else host.write(INFO, [level, ...values]);
   });
-  for (const name of ["print", "alert", "write", "writeln"]) host.expose(name, (...values) => host.write(INFO, ...values));
+  for (const name of ["print", "alert", "write", "writeln"]) host.expose(name, (...values) => host.write(INFO, values));
   host.expose("format", format);
-  host.expose("printf", (...values) => host.write(INFO, format(...values)));
+  host.expose("printf", (...values) => host.write(INFO, [format(...values)]));
   host.expose("time", () => Math.floor(Date.now() / 1000));
   host.expose("random", (limit) => Math.floor(Math.random() * (limit === undefined ? 100 : limit)));
 
@@ -48,7 +49,7 @@
       const path = parts.find((part) => typeof part === "string") || "";
       const file = path.split(/[\\/]/).pop();
       if (file === "sbbsdefs.js" || folder.includes(file)) return globalThis;
-      throw new Error(`${name}(${JSON.stringify(path)}) does not exist here`);
+      throw new Error(`${name}(${stringify(path)}) does not exist here`);
     });
   }
 
