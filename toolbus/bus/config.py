@@ -385,6 +385,7 @@ class Config:
         background_after_seconds: float = 10.0
         console: bool = True
         council: Path | None = None
+        guards: tuple[Any, ...] = ()
         issuers: tuple[Any, ...] = ()
         mcp: object = None
         mcp_secrets: Path | None = None

@@ -172,6 +172,22 @@ class Background(Protocol):
         """
 
 
+class Interceptor(Protocol):
+    """Stands around the calls of a bus for a part of it: every way in and every way back passes through it.
+
+    A call that it takes over, in either direction, it first moves to a handler of its own (`CallsInFlight.hand_over`).
+    """
+
+    def before(self, calls: list[Call], now: float) -> list[Call]:
+        """Returns which of some admitted calls are sent now; the others are taken over, or have ended."""
+
+    def after(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> Iterable[pb.ToolResult]:
+        """Returns the results that are delivered now; those of calls that it takes over are left out."""
+
+    def progress(self, call: Call, message: pb.ToolProgress) -> None:
+        """Clears what the caller may not see of progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputExchange:
     """What the caller of one call accepts and answers where the tool asks questions.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from toolbus.bus.calls.call import Call, Caller
 from toolbus.bus.calls.call_observer import CallObserver
 from toolbus.bus.calls.call_records import only_reads
+from toolbus.bus.calls.refusals import no_room
 from toolbus.bus.catalog.entry import Handler
 from toolbus.errors import CallError, Code, Stage
 from toolbus.protocol.tool import Result
@@ -105,6 +106,14 @@ class CallsInFlight:
         if not call.active:
             call.handler.stuck -= 1
             self.ended_early.discard(call)
+
+    def hand_over(self, call: Call, other: Handler) -> None:
+        """Moves a call and its slot to another handler, which is to run it or holds it; sends nothing."""
+        call.handler.pending.pop(call.id, None)
+        call.handler.slots.release(call.caller.budget, 1)
+        other.slots.take(call.caller.budget, 1)
+        call.handler = other
+        other.pending[call.id] = call
 
     def arm(self, when: float) -> None:
         """Has calls swept at a moment, unless that is done earlier anyway."""
@@ -227,11 +236,25 @@ class CallEndings:
             if other is not None:
                 self._move(call, other, stage, now)
                 continue
-            self._in_flight.free(call)
-            call.active = False
-            self._in_flight.leave_caller(call)
             error = CallError(Code.UNAVAILABLE, _lost(call, why, safe=safe), stage=stage, retry_safe=safe)
-            self._finish(call, error, now)
+            self.refuse(call, error, now)
+
+    def refuse(self, call: Call, error: CallError, now: float) -> None:
+        """Ends a call that no handler runs: it was never sent, or its handler has gone."""
+        call.handler.pending.pop(call.id, None)
+        self._in_flight.free(call)
+        call.active = False
+        self._in_flight.leave_caller(call)
+        self._finish(call, error, now)
+
+    def send_on(self, call: Call, now: float) -> None:
+        """Sends a call that an interceptor has held to a handler with room, or ends it where there is none."""
+        other = _other_handler(call, now)
+        if other is not None:
+            self._move(call, other, Stage.NOT_DISPATCHED, now)
+            return
+        declaration = call.entry.declarations.get(call.declaration.tool.schema_hash) or call.declaration
+        self.refuse(call, no_room(call.entry, declaration, call.caller).error, now)
 
     def handler_hangs(self, handler: Handler, why: str, now: float) -> None:
         """A handler is connected and answers no heartbeat: its calls are retried elsewhere where that is safe, or end.
@@ -246,20 +269,16 @@ class CallEndings:
             if other is None:
                 self.abandon(call, Code.UNAVAILABLE, _lost(call, why, safe=safe), now, reason="no heartbeat")
                 continue
-            del handler.pending[call.id]
             handler.cancel(call, "no heartbeat")
             self._move(call, other, stage, now)
 
     def _move(self, call: Call, other: Handler, stage: Stage, now: float) -> None:
-        """Sends a call to another handler; it has left the table of the one before."""
+        """Sends a call to another handler."""
         self.end_children(call, now)  # they belong to the run that was lost
         if stage is not Stage.NOT_DISPATCHED:
             self._in_flight.retried[call] = stage
-        call.handler.slots.release(call.caller.budget, 1)
-        other.slots.take(call.caller.budget, 1)
-        call.handler = other
+        self._in_flight.hand_over(call, other)
         call.accepted = False
-        other.pending[call.id] = call
         other.send([call], now)
 
 

@@ -28,7 +28,7 @@ from toolbus.bus.calls.call_records import (
 )
 from toolbus.bus.calls.call_traces import CallTraces
 from toolbus.bus.calls.refusals import Refused
-from toolbus.bus.catalog.argument_repair import original_of, repairs_of
+from toolbus.bus.catalog.argument_repair import notes_of, original_of, repairs_of
 from toolbus.bus.catalog.entry import Entry, is_operators
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.metrics.call_counts import CallCounts, CallMetrics, outcome_of
@@ -163,6 +163,7 @@ class CallObserver:
             parent.id if parent is not None else "",
             trace.trace_id if trace is not None else "",
             failure=failure_of(error, contents=contents) if error is not None else None,
+            notes=notes_of(arguments_json),
         )
         row = (
             *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),

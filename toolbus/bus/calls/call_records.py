@@ -179,6 +179,7 @@ class More(NamedTuple):
     Attributes:
         parent: the bus's own id of the call that made it; "" for a call that is not nested.
         trace_id: of the trace that it belongs to, 32 hexadecimal digits; "" where it is not sampled.
+        notes: what parts of the bus did with the call, such as the verdicts of guards.
     """
 
     content: Content | None = None
@@ -186,6 +187,7 @@ class More(NamedTuple):
     parent: str = ""
     trace_id: str = ""
     failure: Failure | None = None
+    notes: tuple[str, ...] = ()
 
 
 Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, str, More | str | None]
@@ -210,7 +212,7 @@ class CallRecord:
         arguments, output: None unless the bus records them. The arguments are those that the tool got.
         repairs: what the bus did to the arguments, the first ones: where, from which type, to which; no values.
         id: the bus's own id, which the tool's handler got; "" where the call was refused.
-        parent, trace_id: as in `More`.
+        parent, trace_id, notes: as in `More`.
         failure: None where the call succeeded, or ended with questions.
     """
 
@@ -235,6 +237,7 @@ class CallRecord:
     parent: str = ""
     trace_id: str = ""
     failure: Failure | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -271,6 +274,8 @@ class CallRecord:
         }
         if self.repairs:
             line["repairs"] = [repair.described() for repair in self.repairs]
+        if self.notes:
+            line["notes"] = list(self.notes)
         if self.parent:
             line["parent"] = self.parent
         if self.trace_id:
@@ -316,7 +321,7 @@ def read_row(row: Row, number: int) -> CallRecord:
     call_id, name, source, caller, started, ended, code, arguments_size, output_size, origin, id, more = row
     if not isinstance(more, More):
         more = More(trace_id=more or "")
-    content, repairs, parent, trace_id, failure = more
+    content, repairs, parent, trace_id, failure, notes = more
     has_questions = code == INPUT_REQUIRED
     known = Code.INTERNAL  # for a code of a newer protocol, which a plugin may send
     if code in CODES:
@@ -333,6 +338,7 @@ def read_row(row: Row, number: int) -> CallRecord:
         parent=parent,
         trace_id=trace_id,
         failure=failure,
+        notes=notes,
     )
 
 

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.access.quota import Quota, Quotas
-from toolbus.bus.calls.call import ArgumentBudget, Background, Call, Caller, InputExchange, MakeCalls
+from toolbus.bus.calls.call import ArgumentBudget, Background, Call, Caller, InputExchange, Interceptor, MakeCalls
 from toolbus.bus.calls.call_admission import CallAdmission, CallArguments, copy_context
 from toolbus.bus.calls.call_endings import CallEndings, CallsInFlight
 from toolbus.bus.calls.call_log import call_fields
@@ -39,6 +39,7 @@ from toolbus.bus.calls.refusals import (
     window_full,
 )
 from toolbus.bus.calls.tripwire import Tripwire
+from toolbus.bus.catalog.argument_repair import noted, notes_of
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import BUS_SOURCE, RUN_SOURCES, Declaration, Entry, Handler
 from toolbus.bus.catalog.policy import Policy
@@ -394,6 +395,8 @@ class Dispatcher:
         view: what callers may see, by the same policy.
         observer: records how calls end.
         draining: whether only nested calls are accepted, for a graceful shutdown.
+        interceptors: parts of the bus that stand around calls: the first is the first that sees a call, and the last
+            that sees its result.
     """
 
     def __init__(
@@ -424,6 +427,7 @@ class Dispatcher:
         self.slow_calls = self.observer.slow_calls
         self.traces = self.observer.traces
         self.draining = False
+        self.interceptors: tuple[Interceptor, ...] = ()
         self.in_flight = CallsInFlight(arm)
         self.admission = CallAdmission(registry, policy, self.view, limits)
         self._arguments = CallArguments(limits, repairs=repairs)
@@ -433,6 +437,17 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.in_flight!r}{' draining' if self.draining else ''}>"
+
+    def replace_arguments(self, call: Call, text: str, note: str) -> None:
+        """Replaces the arguments of an admitted call, with a note for its record, after the same checks.
+
+        Raises:
+            Refused: they break the schema or a limit.
+        """
+        message = pb.ToolCall(call_id=call.call_id, name=call.entry.name, arguments_json=text)
+        text = self._arguments.validate(call.caller, message, call.parent, call.declaration)
+        must_fit(text, call.context, 0, call.entry.name, call.handler.max_item_bytes)
+        call.arguments_json = noted(text, *notes_of(call.arguments_json), note)
 
     def budget(self, source: str) -> ArgumentBudget:
         """Returns the budget that the callers of a source share."""
@@ -529,8 +544,7 @@ class Dispatcher:
                 handler = declaration.pick()
                 if handler is not to or not share:  # once for a run of calls of the same handler
                     if to is not None and batch:
-                        to.slots.take(budget, len(batch))
-                        to.send(batch, now)
+                        self._send(to, budget, batch, now)
                         batch = []
                     if handler is not None:
                         share = handler.slots.offer(budget, handler.max_in_flight - len(handler.pending), now)
@@ -591,8 +605,7 @@ class Dispatcher:
             except BaseException as fault:
                 self.refused.fault(caller, call_id, name, fault, now)
         if to is not None and batch:
-            to.slots.take(budget, len(batch))
-            to.send(batch, now)
+            self._send(to, budget, batch, now)
         for record in at_once:
             if total.soft_deadlines.pop(record, None) is not None:  # else a handler of this process has ended it
                 self.deadlines.to_background(record, now)
@@ -603,8 +616,18 @@ class Dispatcher:
         if nearest < total.armed_at:
             total.arm(nearest)
 
+    def _send(self, handler: Handler, budget: ArgumentBudget, batch: list[Call], now: float) -> None:
+        """Sends calls of one caller to their handler, but those that an interceptor takes over."""
+        handler.slots.take(budget, len(batch))
+        for each in self.interceptors:
+            batch = each.before(batch, now)
+        if batch:
+            handler.send(batch, now)
+
     def results(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> None:
         """Takes the results of a handler, and delivers each to its caller."""
+        for each in reversed(self.interceptors):
+            results = each.after(handler, results, now)
         total, pending, keep = self.in_flight, handler.pending, self.records.keep
         soft_deadlines, tripwire = total.soft_deadlines, None if self.tripwire is None else self._tripwire_for(handler)
         careful = self.records.contents or handler.source.startswith(CAREFUL)  # whether the observer records each
@@ -705,6 +728,8 @@ class Dispatcher:
                 continue
             if tripwire is not None:
                 tripwire.clear_progress(call.entry.name, message)
+            for each in self.interceptors:
+                each.progress(call, message)
             if call.trace is not None and not call.accepted:
                 call.trace.first_sign = now
             call.accepted = True

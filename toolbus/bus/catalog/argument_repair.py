@@ -62,10 +62,12 @@ class RepairedArguments(str):
     Attributes:
         original: the text as it came, without keys that only a host may set.
         repairs: the repairs of it, in order.
+        notes: what parts of the bus did with the call, for its record.
     """
 
     original: str
     repairs: tuple[Repair, ...]
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, text: str, original: str, repairs: Iterable[Repair]) -> RepairedArguments:
@@ -78,6 +80,18 @@ class RepairedArguments(str):
 def repairs_of(text: str) -> tuple[Repair, ...]:
     """Returns the repairs of the arguments of a call."""
     return text.repairs if isinstance(text, RepairedArguments) else ()
+
+
+def notes_of(text: str) -> tuple[str, ...]:
+    """Returns what parts of the bus noted on a call."""
+    return text.notes if isinstance(text, RepairedArguments) else ()
+
+
+def noted(text: str, *notes: str) -> RepairedArguments:
+    """Returns the arguments of a call with more notes for its record."""
+    copy = RepairedArguments.of(text, original_of(text), repairs_of(text))
+    copy.notes = (*notes_of(text), *notes)
+    return copy
 
 
 def original_of(text: str) -> str:

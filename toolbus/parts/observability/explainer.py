@@ -10,7 +10,7 @@ import difflib
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import OBSERVER, Identity, Principal
@@ -40,6 +40,14 @@ class Exporter(Protocol):
 
     def exported(self, tool: Tool, dialect: str) -> tuple[bool, str]:
         """Tells whether a dialect can express a tool, and what a model sees of it or why it sees nothing."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """Adds steps to a call, and explains them."""
+
+    def explain(self, entry: Entry) -> Iterable[Step]:
+        """Yields the steps of calls of a tool."""
 
 
 class Explainer:
@@ -84,6 +92,8 @@ class Explainer:
         if entry is not None:
             steps += self._may_call(principal, entry, user, level)
             steps += self._reachable(entry)
+            for each in self._core.rooms.providers(Explaining):
+                steps += each.explain(entry)
             if dialect:
                 steps.append(self._exported(entry, dialect))
         return {

@@ -12,8 +12,9 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from toolbus.bus.core import Core, Room
 from toolbus.bus.metrics.call_counts import CallCounts, Snapshot, outcome_of
@@ -31,6 +32,14 @@ OTHER = "other"
 _NO_LABELS: Mapping[str, str] = {}
 
 
+@runtime_checkable
+class Counting(Protocol):
+    """Has counters of its own."""
+
+    def counters(self) -> Iterable[tuple[str, str, list[tuple[dict[str, str], int]]]]:
+        """Yields the name of each, its help, and its numbers by labels."""
+
+
 class BusMetrics:
     """The metrics of one bus.
 
@@ -44,7 +53,13 @@ class BusMetrics:
 
     def families(self) -> list[Family]:
         """Returns all metrics as they are now."""
-        return [*self._calls(), *self._catalog(), *self._streams(), *self._loop(), *self._identities(), *_process()]
+        own = (*self._calls(), *self._catalog(), *self._streams(), *self._loop(), *self._identities())
+        return [*own, *self._of_rooms(), *_process()]
+
+    def _of_rooms(self) -> Iterator[Family]:
+        for room in self._core.rooms.providers(Counting):
+            for name, text, numbers in room.counters():
+                yield Family(name, "counter", text, [Sample(number, labels) for labels, number in numbers])
 
     # -- calls -------------------------------------------------------------------------------------------------------
 

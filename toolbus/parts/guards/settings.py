@@ -1,0 +1,103 @@
+"""Declares the guards of a bus, as the configuration names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from toolbus.bus.access.identity import Globs
+from toolbus.common.reader import Keys, Reader
+from toolbus.common.setting import check_settings, setting, table
+from toolbus.common.text import quote
+from toolbus.errors import SetupError
+
+MAX_GUARDS = 100
+MAX_BUDGET_MS = 60_000.0
+BEFORE, AFTER, BOTH = "before", "after", "both"
+REFUSE, ALLOW = "refuse", "allow"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRule:
+    """Which calls a guard sees.
+
+    Attributes:
+        guard: the tool that decides, by its listed name.
+        on_failure: what happens to a call that the guard does not decide: ``refuse`` or ``allow``.
+        tools: patterns of the tools, ``NAME`` or ``SOURCE:NAME``.
+        sources, roles: patterns of the sources and roles of tools; a call is seen if any pattern of the three fits.
+        when: ``before`` a call is sent, ``after`` its result came, or ``both``.
+        budget_ms: how long the guard has for each look, in milliseconds.
+
+    Raises:
+        SetupError: from the constructor; a value breaks a rule.
+    """
+
+    guard: str
+    on_failure: str
+    tools: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    when: str = BEFORE
+    budget_ms: float = 1000.0
+
+    def __post_init__(self) -> None:
+        if not self.guard:
+            raise SetupError("guard is missing: name the tool that decides")
+        if self.on_failure not in (REFUSE, ALLOW):
+            raise SetupError(
+                f"on_failure is {quote(self.on_failure)}, it must be refuse or allow: say whether calls run that "
+                f"{quote(self.guard)} does not decide, since it hangs, fails or is gone"
+            )
+        if not (self.tools or self.sources or self.roles):
+            raise SetupError(
+                f"the guard {quote(self.guard)} names neither tools, sources nor roles, so it sees no call: "
+                'write tools = ["*"] for all of them'
+            )
+
+    def sees(self, when: str, name: str, bare_name: str, source: str, role: str | None) -> bool:
+        """Tells whether calls of a tool pass the guard."""
+        return self.when in (when, BOTH) and (
+            Globs(self.tools).match(name, bare_name, f"{source}:{bare_name}")
+            or Globs(self.sources).match(source)
+            or (role is not None and Globs(self.roles).match(role))
+        )
+
+
+_KEYS: Keys = {
+    "guard": ("guard", Reader.text),
+    "on_failure": ("on_failure", Reader.text),
+    **{name: (name, Reader.names) for name in ("tools", "sources", "roles")},
+    "when": ("when", lambda reader: reader.choice((BEFORE, AFTER, BOTH))),
+    "budget_ms": ("budget_ms", lambda reader: reader.number(1, MAX_BUDGET_MS)),
+}
+
+
+def _rules(reader: Reader) -> tuple[GuardRule, ...]:
+    rules = []
+    for each in reader.items():
+        try:
+            rules.append(GuardRule(**{"guard": "", "on_failure": "", **each.record(_KEYS)}))
+        except SetupError as error:
+            raise SetupError(str(error) if each.path in str(error) else f"{each.place}: {error}", error.loc) from None
+    return tuple(rules)
+
+
+def _check(name: str, rules: tuple[Any, ...]) -> None:
+    if len(rules) > MAX_GUARDS:
+        raise SetupError(f"{name} has {len(rules)} records, at most {MAX_GUARDS} are possible: let one guard see more")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """The guards of a bus, in the order in which they see a call."""
+
+    guards: tuple[GuardRule, ...] = setting((), table(_rules), check=_check)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def needed_room(self) -> str:
+        """The room that asks the guards; "" where there are none."""
+        return "GuardsRoom" if self.guards else ""
