@@ -59,7 +59,8 @@ FLOORS = (
     "bus.streams",
     "bus.config bus.serve_settings",
     "parts.mcp.settings parts.tasks.settings parts.audit.settings parts.identity.settings parts.pins.settings "
-    "parts.observability.settings parts.console.settings parts.guards.settings",
+    "parts.observability.settings parts.console.settings parts.guards.settings "
+    "parts.handles.settings",
     "bus.signals bus.roles",
     "bus.web_paths",  # what rooms hold for one another
     "bus.local",
@@ -69,7 +70,7 @@ FLOORS = (
     "bus.gateway parts.guards parts.pins parts.observability parts.tasks parts.audit parts.identity parts.council "
     "parts.models.export_routes",
     "parts.moving.upstream",
-    "parts.mcp.server",
+    "parts.mcp.server parts.handles",
     "parts.mcp.client",
     "bus.rooms parts.dropin.room parts.models.room parts.moving.upstream.room",
     "parts.console",  # what operators look at

@@ -51,7 +51,7 @@ MAX_UNIX_PATH = 107  # bytes: sun_path of Linux holds 108 with its end
 MAX_SECONDS = 3600.0
 MIN_HEARTBEAT_SECONDS = 0.1  # below, the bus would do little else
 ADOPT_ROLES = ("off", "first-use", "upstream")
-OFFERED = ("tasks", "search")  # groups of the bus's own tools that are made for models
+OFFERED = ("tasks", "search", "results")  # groups of the bus's own tools that are made for models
 
 Record = TypeVar("Record")
 
@@ -135,7 +135,7 @@ def _check_offered(name: str, groups: tuple[str, ...]) -> None:
     check_items(name, groups)
     for group in groups:
         if group not in OFFERED:
-            raise SetupError(f"{name} names {group!r}: the bus can offer models {' and '.join(OFFERED)}")
+            raise SetupError(f"{name} names {group!r}: the bus can offer models {list_names(OFFERED)}")
 
 
 def _check_metrics_tools(name: str, tools: int) -> None:
@@ -331,9 +331,11 @@ class Config:
     offered: tuple[str, ...] = setting(
         (),
         TEXTS,
-        "the bus's own tools that are offered to models: `tasks`, `search`",
+        "the bus's own tools that are offered to models: `tasks`, `search`, `results`",
         check=_check_offered,
-        option=Option("Offer this group of the bus's own tools to models; may be repeated.", "tasks|search", "--offer"),
+        option=Option(
+            "Offer this group of the bus's own tools to models; may be repeated.", "tasks|search|results", "--offer"
+        ),
     )
     repair_arguments: bool = setting(
         True,
@@ -392,6 +394,7 @@ class Config:
         mcp_servers: Path | None = None
         pins: Mapping[str, str] = {}
         require_manifest: bool = False
+        results: object = None
         tools_dir: Path | None = None
         trace_most: int = 100
         trace_ratio: float = 0.0

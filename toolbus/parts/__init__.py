@@ -86,6 +86,13 @@ PARTS: tuple[Part, ...] = (
         needs=("pins", "tasks"),
     ),
     Part(
+        "handles",
+        # Before the guards: their arguments are those that the tool gets, and they have seen what is stored.
+        rooms=(PartRoom("toolbus.parts.handles.room:HandlesRoom", before="CallbacksRoom"),),
+        settings=("toolbus.parts.handles.settings:HandleSettings",),
+        needs=("mcp", "tasks"),
+    ),
+    Part(
         "models",
         extra="semantic",
         commands=(

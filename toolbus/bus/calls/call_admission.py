@@ -308,6 +308,8 @@ class CallArguments:
     def __init__(self, limits: Limits, *, repairs: bool = True) -> None:
         self._limits = limits
         self._repairs = repairs
+        # Replaces what stands for something larger; None where no part does. Gets principal, user, declaration, text.
+        self.expand: Callable[[Principal, str, Declaration, str], str] | None = None
         self._logged: NewestCache[tuple[str, ...], None] = NewestCache(MAX_LOGGED)  # tools and repairs of them
 
     def validate(self, caller: Caller, call: pb.ToolCall, parent: Call | None, declaration: Declaration) -> str:
@@ -326,6 +328,9 @@ class CallArguments:
                 f"the arguments have more than {limit} bytes: send less, or a reference to the data",
                 limit=("arguments_bytes", limit),
             )
+        if self.expand is not None:
+            principal = caller.principal if parent is None else parent.root.caller.principal
+            text = self.expand(principal, _user_of(caller, call, parent)[0], declaration, text)
         # Some models write blanks where there are no arguments, or around them such as JSON does not allow.
         if text and (not (bare := without_blanks(text)) or bare != text.strip(" \t\n\r")):
             text = RepairedArguments.of(bare, text, ())

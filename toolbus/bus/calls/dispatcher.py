@@ -395,6 +395,7 @@ class Dispatcher:
         view: what callers may see, by the same policy.
         observer: records how calls end.
         draining: whether only nested calls are accepted, for a graceful shutdown.
+        arguments: validates the arguments of calls.
         interceptors: parts of the bus that stand around calls: the first is the first that sees a call, and the last
             that sees its result.
     """
@@ -430,7 +431,7 @@ class Dispatcher:
         self.interceptors: tuple[Interceptor, ...] = ()
         self.in_flight = CallsInFlight(arm)
         self.admission = CallAdmission(registry, policy, self.view, limits)
-        self._arguments = CallArguments(limits, repairs=repairs)
+        self.arguments = CallArguments(limits, repairs=repairs)
         self.refused = RefusedCalls(self.observer)
         self.endings = CallEndings(self.in_flight, self.observer, stuck_seconds=stuck_seconds)
         self.deadlines = Deadlines(self.in_flight, self.endings, self.calls, background)
@@ -445,7 +446,7 @@ class Dispatcher:
             Refused: they break the schema or a limit.
         """
         message = pb.ToolCall(call_id=call.call_id, name=call.entry.name, arguments_json=text)
-        text = self._arguments.validate(call.caller, message, call.parent, call.declaration)
+        text = self.arguments.validate(call.caller, message, call.parent, call.declaration)
         must_fit(text, call.context, 0, call.entry.name, call.handler.max_item_bytes)
         call.arguments_json = noted(text, *notes_of(call.arguments_json), note)
 
@@ -509,7 +510,7 @@ class Dispatcher:
                 size = len(text)
                 checker = declaration.checker
                 if checker is None or size * 4 > max_arguments:
-                    text = self._arguments.validate(caller, call, parent, declaration)
+                    text = self.arguments.validate(caller, call, parent, declaration)
                 else:
                     try:
                         arguments = checker.load(text)
@@ -521,7 +522,7 @@ class Dispatcher:
                         or not checker.passes(arguments)
                     ):
                         # Parses again, and exactly, since it may write the text again.
-                        text = self._arguments.validate(caller, call, parent, declaration)
+                        text = self.arguments.validate(caller, call, parent, declaration)
                         size = len(text)
                 context = exchange = None
                 if parent is not None:

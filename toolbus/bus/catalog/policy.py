@@ -20,7 +20,7 @@ TOOLS, GENERATION = "tools", "generation"  # the permissions of a source: to off
 EVERYTHING = "*"  # the verb of what no other verb covers
 # The bus's own tools that show each caller only its own data: every caller may call them.
 PUBLIC_TOOLS = frozenset(
-    {"check_task", "await_task", "list_tasks", "cancel_task", "search_tools", "this_bus", "notify"}
+    {"check_task", "await_task", "list_tasks", "cancel_task", "search_tools", "this_bus", "notify", "read_result"}
 )
 # The verb that the scope `administer` of an identity needs for each of the others; a tool without one needs EVERYTHING.
 VERBS_OF_TOOLS: Mapping[str, str] = {

@@ -28,6 +28,7 @@ class Requester:
         accepts: what the client can answer in the middle of a request, in words of `ToolCall.accepts`.
         identity: whose request it is.
         user_id: the user; "" where none is named.
+        source: as which the client calls tools.
         on_progress: gets progress; None: progress is dropped.
     """
 
@@ -35,6 +36,7 @@ class Requester:
     identity: Identity = LOCAL
     user_id: str = ""
     on_progress: Callable[[Progress], None] | None = None
+    source: str = ""
 
 
 class FeatureProvider(Protocol):

@@ -165,7 +165,8 @@ async def _ask(
         raise RpcError(McpCode.INVALID_REQUEST, f"{request.identity.shown} may not call servers: its in_flight is 0")
     fields: Json = {**{name: value for name, value in request.fields.items() if name not in NOT_BOUND}, **own}
     report = ProgressReport(request) if request.meta.progress_token is not None else None
-    asker = Requester(request.client.accepts, request.identity, request.profile.user, report)
+    profile = request.profile
+    asker = Requester(request.client.accepts, request.identity, profile.user, report, profile.source)
 
     async def run(answers: Mapping[str, Json], state: str) -> bytes | Questions:
         params = fields | ({"inputResponses": answers} if answers else {})
