@@ -63,11 +63,6 @@ PARTS: tuple[Part, ...] = (
         settings=("toolbus.parts.pins.settings:PinSettings",),
     ),
     Part(
-        "guards",
-        rooms=(PartRoom("toolbus.parts.guards.room:GuardsRoom", before="CallbacksRoom"),),
-        settings=("toolbus.parts.guards.settings:GuardSettings",),
-    ),
-    Part(
         "mcp",
         commands=(
             PartCommand("mcp", f"{_MCP}.mcp_command:main", "Connect an MCP client with the bus.", raw=True),
@@ -91,6 +86,11 @@ PARTS: tuple[Part, ...] = (
         rooms=(PartRoom("toolbus.parts.handles.room:HandlesRoom", before="CallbacksRoom"),),
         settings=("toolbus.parts.handles.settings:HandleSettings",),
         needs=("mcp", "tasks"),
+    ),
+    Part(
+        "guards",
+        rooms=(PartRoom("toolbus.parts.guards.room:GuardsRoom", before="CallbacksRoom"),),
+        settings=("toolbus.parts.guards.settings:GuardSettings",),
     ),
     Part(
         "models",

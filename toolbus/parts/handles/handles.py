@@ -69,9 +69,9 @@ class Handles:
         if max(texts) <= bound and len(result.output_json.encode()) <= bound:
             return
         tripwire = self._dispatcher.tripwire
-        if tripwire is not None and self._policy.is_untrusted(entry.source):
-            if tripwire.check_result(entry.name, result) is not None:
-                return  # it is blocked later, with all of it
+        is_untrusted = tripwire is not None and self._policy.is_untrusted(entry.source)
+        if is_untrusted and tripwire.check_result(entry.name, result) is not None:  # type: ignore[union-attr]
+            return  # it is blocked later, with all of it
         owner = owner_of(call.context.user_id if call.context is not None else "", call.caller.principal.account)
         links: list[pb.ContentBlock] = []
         blocks = list(Result.from_wire(result).content_beside_output())  # without repeats of the output

@@ -1,7 +1,7 @@
 """Stores large results: the newest in memory, the others in files, each until its time has passed.
 
-A file is written whole and then renamed, and read only if its digest is right: after a kill a handle has the right bytes
-or is gone. The names of files are the ids, which cannot be guessed.
+A file is written whole and then renamed, and read only if its digest is right: after a kill a handle has the right
+bytes or is gone. The names of files are the ids, which cannot be guessed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Gone(Exception):
 
     def __init__(self, handle: str) -> None:
         super().__init__(
-            f"there is no result {handle[:64]!r}: it is another user's, its time has passed, or it was dropped for newer "
-            "ones or lost with the bus: call the tool again"
+            f"there is no result {handle[:64]!r}: it is another user's, its time has passed, or it was dropped for "
+            "newer ones or lost with the bus: call the tool again"
         )
 
 
