@@ -16,12 +16,14 @@ from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.calls.call import Call, Caller, PolicySubject
 from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.call_records import only_reads
-from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
+from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid, must_fit
 from toolbus.bus.catalog.argument_repair import (
     ABSENT,
     WHOLE_TEXT,
     Repair,
     RepairedArguments,
+    noted,
+    notes_of,
     original_of,
     read_object,
     repair,
@@ -379,6 +381,17 @@ class CallArguments:
             return repair(checker, text, arguments, room)
         repaired = text if checker.passes(arguments) else repair(checker, text, arguments, room)
         return None if repaired is None else RepairedArguments.of(repaired, original, (*first, *repairs_of(repaired)))
+
+    def replace(self, call: Call, text: str, note: str) -> None:
+        """Replaces the arguments of an admitted call, after the same checks, with a note for its record.
+
+        Raises:
+            Refused: they break the schema or a limit.
+        """
+        message = pb.ToolCall(call_id=call.call_id, name=call.entry.name, arguments_json=text)
+        text = self.validate(call.caller, message, call.parent, call.declaration)
+        must_fit(text, call.context, 0, call.entry.name, call.handler.max_item_bytes)
+        call.arguments_json = noted(text, *notes_of(call.arguments_json), note)
 
     def _log_repairs(self, caller: Caller, call: pb.ToolCall, repairs: Iterable[Repair]) -> None:
         """Logs what was repaired, once for each tool and kind of repair; defaults are nothing to correct."""

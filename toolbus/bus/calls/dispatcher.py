@@ -39,7 +39,6 @@ from toolbus.bus.calls.refusals import (
     window_full,
 )
 from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.catalog.argument_repair import noted, notes_of
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import BUS_SOURCE, RUN_SOURCES, Declaration, Entry, Handler
 from toolbus.bus.catalog.policy import Policy
@@ -438,17 +437,6 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.in_flight!r}{' draining' if self.draining else ''}>"
-
-    def replace_arguments(self, call: Call, text: str, note: str) -> None:
-        """Replaces the arguments of an admitted call, with a note for its record, after the same checks.
-
-        Raises:
-            Refused: they break the schema or a limit.
-        """
-        message = pb.ToolCall(call_id=call.call_id, name=call.entry.name, arguments_json=text)
-        text = self.arguments.validate(call.caller, message, call.parent, call.declaration)
-        must_fit(text, call.context, 0, call.entry.name, call.handler.max_item_bytes)
-        call.arguments_json = noted(text, *notes_of(call.arguments_json), note)
 
     def budget(self, source: str) -> ArgumentBudget:
         """Returns the budget that the callers of a source share."""

@@ -237,7 +237,7 @@ class Guards:
             if verdict.kind == "replace" and not verdict.failure:
                 try:
                     text = json.dumps(verdict.value, separators=(",", ":"))
-                    self._dispatcher.replace_arguments(call, text, f"{rule.guard} replaced the arguments")
+                    self._dispatcher.arguments.replace(call, text, f"{rule.guard} replaced the arguments")
                 except Refused as refused:
                     verdict = Verdict(
                         "refuse", failure=f"it replaced the arguments by some that are invalid: {refused}"

@@ -12,7 +12,7 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, must_fit
 from toolbus.bus.catalog.argument_repair import noted
-from toolbus.bus.catalog.entry import Declaration, Handler, is_operators
+from toolbus.bus.catalog.entry import BUS_SOURCE, Declaration, Handler, is_operators
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.schema import load_arguments
 from toolbus.errors import Code
@@ -103,7 +103,7 @@ class Handles:
         """Replaces handles in arguments; a call whose handle is gone is refused."""
         passed = []
         for call in calls:
-            if URI in call.arguments_json and not is_operators(call.entry.source):
+            if URI in call.arguments_json:
                 try:
                     self._fill(call)
                 except Refused as refused:
@@ -135,6 +135,8 @@ class Handles:
         Raises:
             Refused: a handle cannot be read by the caller, or is not text.
         """
+        if URI not in text or any(handler.source.startswith(BUS_SOURCE) for handler in declaration.handlers):
+            return text  # the bus's own tools take handles as they are
         try:
             arguments = load_arguments(text)
         except ValueError:

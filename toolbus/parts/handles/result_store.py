@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ log = logging.getLogger("toolbus.handles")
 
 URI = "toolbus://results/"
 MAX_STORED = 10_000  # results
+_IN_MEMORY, _IN_FILES = ("place", "memory"), ("place", "files")
 MAX_HEADER = 16_384  # bytes of a file's first line
 HANDLE = re.compile(re.escape(URI) + r"[A-Za-z0-9_-]{22}")
 
@@ -87,10 +90,11 @@ class ResultStore:
         self._folder = folder
         self._clock = clock
         self._stored: dict[str, Stored] = {}  # by id, oldest first
+        self._bytes: Counter[tuple[str, str]] = Counter()  # what is held, by place, owner and source
         self._writing: dict[str, asyncio.Task[None]] = {}  # by id, until the file is there
 
     def __repr__(self) -> str:
-        return f"<ResultStore stored={len(self._stored)} memory={self._total(memory=True)}>"
+        return f"<ResultStore stored={len(self._stored)} memory={self._bytes[_IN_MEMORY]}>"
 
     def open(self) -> None:
         """Finds the files of earlier runs; one that is damaged is removed."""
@@ -102,6 +106,7 @@ class ResultStore:
                 path.unlink(missing_ok=True)
             else:
                 self._stored[stored.id] = stored
+                self._count(stored, stored.size)
 
     async def close(self) -> None:
         """Writes what is in memory to files."""
@@ -121,24 +126,19 @@ class ResultStore:
         if size > min(rules.user_bytes, rules.source_bytes, room):
             return None
         self.expire()
-        self._make_room(lambda each: each.owner == owner, rules.user_bytes - size)
-        self._make_room(lambda each: each.source == source, rules.source_bytes - size)
+        self._make_room(("owner", owner), lambda each: each.owner == owner, rules.user_bytes - size)
+        self._make_room(("source", source), lambda each: each.source == source, rules.source_bytes - size)
         digest, expires = hashlib.sha256(content).hexdigest(), self._clock() + rules.ttl_seconds
         stored = Stored(secrets.token_urlsafe(16), owner, source, tool, mime_type, size, digest, expires, content)
         self._stored[stored.id] = stored
+        self._count(stored, size)
         if self._folder is None:
-            self._make_room(lambda each: True, rules.memory_bytes)
+            self._make_room(_IN_MEMORY, lambda each: True, rules.memory_bytes)
         else:
-            self._make_room(lambda each: each.content is None, rules.disk_bytes)
-            staying = [
-                each for each in self._stored.values() if each.content is not None and each.id not in self._writing
-            ]
-            over = sum(each.size for each in staying) - rules.memory_bytes
-            for each in staying:
-                if over <= 0:
-                    break
-                over -= each.size
-                self._spill(each)
+            self._make_room(_IN_FILES, lambda each: each.content is None, rules.disk_bytes)
+            held = iter(list(self._stored.values()))
+            while self._bytes[_IN_MEMORY] > rules.memory_bytes:
+                self._spill(next(held))
         while len(self._stored) > MAX_STORED:
             self._drop(next(iter(self._stored.values())))
         return stored if stored.id in self._stored else None
@@ -172,25 +172,25 @@ class ResultStore:
         return content
 
     def expire(self) -> None:
-        """Drops the results whose time has passed."""
+        """Drops the results whose time has passed; all have the same, so the oldest are first."""
         now = self._clock()
-        for stored in [each for each in self._stored.values() if each.expires <= now]:
+        for stored in list(itertools.takewhile(lambda each: each.expires <= now, self._stored.values())):
             self._drop(stored)
 
-    def _total(self, *, memory: bool) -> int:
-        return sum(each.size for each in self._stored.values() if (each.content is not None) == memory)
+    def _count(self, stored: Stored, size: int) -> None:
+        """Adds to what is held; what is being written counts as written."""
+        place = _IN_MEMORY if stored.content is not None and stored.id not in self._writing else _IN_FILES
+        self._bytes.update(dict.fromkeys((place, ("owner", stored.owner), ("source", stored.source)), size))
 
-    def _make_room(self, counts: Callable[[Stored], bool], most: int) -> None:
+    def _make_room(self, what: tuple[str, str], counts: Callable[[Stored], bool], most: int) -> None:
         """Drops the oldest of some results until the rest has no more than ``most`` bytes."""
-        counted = [each for each in self._stored.values() if counts(each)]
-        total = sum(each.size for each in counted)
-        for each in counted:
-            if total <= most:
-                return
-            total -= each.size
-            self._drop(each)
+        counted = iter(list(self._stored.values()) if self._bytes[what] > most else ())
+        while self._bytes[what] > most and (each := next(counted, None)) is not None:
+            if counts(each):
+                self._drop(each)
 
     def _drop(self, stored: Stored) -> None:
+        self._count(stored, -stored.size)
         del self._stored[stored.id]
         stored.expires = 0.0  # a write that goes on removes its file
         if self._folder is not None and stored.content is None:
@@ -206,7 +206,9 @@ class ResultStore:
         if self._folder is None or content is None or stored.id in self._writing:
             return
         task = asyncio.get_running_loop().create_task(self._write(stored, content), name="toolbus handles")
+        self._count(stored, -stored.size)
         self._writing[stored.id] = task
+        self._count(stored, stored.size)
         task.add_done_callback(lambda _: self._writing.pop(stored.id, None))
 
     async def _write(self, stored: Stored, content: bytes) -> None:
@@ -214,7 +216,8 @@ class ResultStore:
             await asyncio.to_thread(_write_file, self._path(stored), stored, content)
         except OSError as error:
             log.warning("a large result was not stored, its handle is gone: %s", error.strerror or error)
-            self._stored.pop(stored.id, None)
+            if stored.id in self._stored:
+                self._drop(stored)
             return
         stored.content = None
         if stored.expires == 0.0:  # dropped meanwhile

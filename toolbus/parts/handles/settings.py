@@ -77,9 +77,7 @@ def _rules(reader: Reader) -> ResultRules:
 
 def _check(name: str, rules: ResultRules) -> None:
     if rules.least and not (rules.memory_bytes or rules.disk_bytes):
-        raise SetupError(
-            f"{name} has neither memory_bytes nor disk_bytes, so nothing could be stored: give one of them"
-        )
+        raise SetupError(f"{name} has neither memory_bytes nor disk_bytes, so nothing can be stored: give one of them")
 
 
 @dataclass(frozen=True, slots=True)
