@@ -60,15 +60,15 @@ FLOORS = (
     "bus.config bus.serve_settings",
     "parts.mcp.settings parts.tasks.settings parts.audit.settings parts.identity.settings parts.pins.settings "
     "parts.observability.settings parts.console.settings parts.guards.settings "
-    "parts.handles.settings",
+    "parts.handles.settings parts.overlays.settings",
     "bus.signals bus.roles",
     "bus.web_paths",  # what rooms hold for one another
     "bus.local",
     "bus.core",
     "bus.operators",
     "parts.mcp.features",
-    "bus.gateway parts.guards parts.pins parts.observability parts.tasks parts.audit parts.identity parts.council "
-    "parts.models.export_routes",
+    "bus.gateway parts.guards parts.overlays parts.pins parts.observability parts.tasks parts.audit parts.identity "
+    "parts.council parts.models.export_routes",
     "parts.moving.upstream",
     "parts.mcp.server parts.handles",
     "parts.mcp.client",

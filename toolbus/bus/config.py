@@ -392,6 +392,7 @@ class Config:
         mcp: object = None
         mcp_secrets: Path | None = None
         mcp_servers: Path | None = None
+        overlays: Path | None = None
         pins: Mapping[str, str] = {}
         require_manifest: bool = False
         results: object = None

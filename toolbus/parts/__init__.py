@@ -81,6 +81,13 @@ PARTS: tuple[Part, ...] = (
         needs=("pins", "tasks"),
     ),
     Part(
+        "overlays",
+        # Before handles and guards: these see the arguments that the tool gets.
+        rooms=(PartRoom("toolbus.parts.overlays.room:OverlaysRoom", before="CallbacksRoom"),),
+        settings=("toolbus.parts.overlays.settings:OverlaySettings",),
+        guards=("overlays",),
+    ),
+    Part(
         "handles",
         # Before the guards: their arguments are those that the tool gets, and they have seen what is stored.
         rooms=(PartRoom("toolbus.parts.handles.room:HandlesRoom", before="CallbacksRoom"),),

@@ -389,7 +389,7 @@ class CallArguments:
             Refused: they break the schema or a limit.
         """
         message = pb.ToolCall(call_id=call.call_id, name=call.entry.name, arguments_json=text)
-        text = self.validate(call.caller, message, call.parent, call.declaration)
+        text = self.validate(call.caller, message, call.parent, call.declaration.as_declared)
         must_fit(text, call.context, 0, call.entry.name, call.handler.max_item_bytes)
         call.arguments_json = noted(text, *notes_of(call.arguments_json), note)
 

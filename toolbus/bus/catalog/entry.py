@@ -31,6 +31,7 @@ class CompiledTool:
     declared: Tool  # as its author declared it
     warnings: tuple[str, ...] = ()  # what the normal form reads otherwise than it is declared
     output_checker: ArgumentChecker | None = None  # None: results are not checked
+    original: CompiledTool | None = None  # what the operator's overlay changes; None: it changes nothing
 
     @property
     def compile_cost(self) -> int:
@@ -280,7 +281,9 @@ CHOICE_OF_TWO = 16  # handlers; among more of them the better of two at random i
 class Declaration:
     """One way in which a source declares a tool, with the handlers that offer it so."""
 
-    __slots__ = (*("checker", "handlers", "is_special", "output_checker", "strips", "timeout", "tool", "warnings"),)
+    __slots__ = (
+        *("checker", "handlers", "is_special", "original", "output_checker", "strips", "timeout", "tool", "warnings"),
+    )
 
     def __init__(
         self,
@@ -289,12 +292,14 @@ class Declaration:
         strips: frozenset[str],
         warnings: tuple[str, ...] = (),
         output_checker: ArgumentChecker | None = None,
+        original: CompiledTool | None = None,
     ) -> None:
         self._set_tool(tool)
         self.checker = checker  # None: arguments are not validated
         self.strips = strips  # keys that are taken out of the arguments
         self.warnings = warnings  # about its schema, for operators
         self.output_checker = output_checker  # None: results are not checked
+        self.original = original  # see CompiledTool
         self.handlers: list[Handler] = []
 
     def _set_tool(self, tool: Tool) -> None:
@@ -306,13 +311,20 @@ class Declaration:
         """Takes the other fields of a declaration of the same name, description and parameters."""
         self._set_tool(other.tool)
         self.checker, self.warnings, self.output_checker = other.checker, other.warnings, other.output_checker
+        self.original = other.original
 
     def __repr__(self) -> str:
         return f"<Declaration {self.tool.name} {self.tool.schema_hash[:8]} handlers={len(self.handlers)}>"
 
+    @property
+    def as_declared(self) -> Declaration:
+        """The declaration without the operator's overlay: what a handler's calls have to fit."""
+        original = self.original
+        return self if original is None else Declaration(original.tool, original.checker, original.strips)
+
     def for_handler(self, *handlers: Handler) -> Declaration:
         """Returns a copy of the declaration with these handlers instead."""
-        other = Declaration(self.tool, self.checker, self.strips, self.warnings, self.output_checker)
+        other = Declaration(self.tool, self.checker, self.strips, self.warnings, self.output_checker, self.original)
         other.handlers.extend(handlers)
         return other
 

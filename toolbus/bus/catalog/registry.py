@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from toolbus.bus.catalog.changes import CatalogChanges, ChangeOutcome, Journal, LostTool
 from toolbus.bus.catalog.entry import (
@@ -117,6 +117,7 @@ class Lookups:
         self._journal = Journal(first_revision)
         self.shows: Callable[[Entry], bool] = lambda entry: True  # whether watchers may see a tool; set by CatalogView
         self.revision = first_revision
+        self.renamed: Mapping[str, str] = {}  # listed names that operators chose, by ``SOURCE:NAME``
         # Cache: revision and listings, by role and whether offline tools are included.
         self._states: tuple[int, dict[str, int]] = (-1, {})  # a revision, and the counts of `count_states` then
         self._listings: dict[tuple[str | None, bool], tuple[int, tuple[ToolListing, ...]]] = {}
@@ -159,12 +160,17 @@ class Lookups:
                 offline = offline or entry
         return offline
 
+    def _names(self, source: str, bare_name: str) -> tuple[str, ...]:
+        """Returns the names under which a source's tool may be listed."""
+        names = bare_name, f"{source}:{bare_name}"
+        return (*names, self.renamed[names[1]]) if names[1] in self.renamed else names
+
     def entries_of(self, source: str, bare_name: str) -> list[Entry]:
         """Returns a source's entries under a bare name of its own, in each role in order."""
         with self._lock:
             entries = []
             for table in self._shown:
-                for name in (bare_name, f"{source}:{bare_name}"):
+                for name in self._names(source, bare_name):
                     entry = table.entries.get(name)
                     if entry is not None and entry.source == source and entry.bare_name == bare_name:
                         entries.append(entry)
@@ -263,7 +269,7 @@ class Lookups:
         """Returns the tools that a handler offers now as it declared them, each once."""
         with self._lock:
             declared = (
-                declaration.tool
+                (declaration.original or declaration).tool
                 for entry in self._index.by_handler.get(handler, ())
                 for declaration in entry.declarations.values()
                 if handler in declaration.handlers
@@ -360,6 +366,8 @@ class Registry(Lookups):
         self._warned: NewestCache[tuple[str, str], tuple[str, ...]] = NewestCache(MAX_WARNED)
         self.grace_seconds = grace_seconds
         self.first_owner = first_owner  # whether a name stays with the source that has it; else the last writer's
+        # Changes how a handler's tool is offered, and its listed name; None: no part does.
+        self.overlay: Callable[[Handler, CompiledTool, str], tuple[CompiledTool, str]] | None = None
         self.checks_outputs = False  # whether a tool was ever offered whose results are checked
 
     def __repr__(self) -> str:
@@ -467,8 +475,8 @@ class Registry(Lookups):
             for table in self.tables.of(role or None, hidden=hidden):
                 named = [*table.earlier.get(name, ()), *filter(None, [table.entries.get(name)])]
                 if source:
-                    qualified = filter(None, [table.entries.get(f"{source}:{name}")])
-                    named = [each for each in named if each.source == source] or list(qualified)
+                    others = filter(None, map(table.entries.get, self._names(source, name)[1:]))
+                    named = [each for each in named if each.source == source] or list(others)
                 entries += named
             return self._withdraw(entries)
 
@@ -669,17 +677,27 @@ class Registry(Lookups):
     # -- inside the lock ------------------------------------------------------------------------------------------
 
     def _offer_in(
-        self, table: RoleTable, handler: Handler, item: CompiledTool, qualified: bool, lost: Lost
+        self,
+        table: RoleTable,
+        handler: Handler,
+        declared: CompiledTool,
+        qualified: bool,
+        lost: Lost,
+        *,
+        held: bool = False,
     ) -> Entry | None:
+        item, name = declared, _listed_name(handler, declared, qualified)
+        if self.overlay is not None:
+            item, chosen = self.overlay(handler, item, name)
+            name = name if held else chosen  # another source has the one that was chosen
         tool = item.tool
-        name = _listed_name(handler, item, qualified)
         entry = table.entries.get(name)
         visible = self._visible(entry) if entry is not None else None
         if entry is None and self.tables.is_full(table, handler.source):
             return None
-        held = entry is not None and (entry.trust > handler.trust or (self.first_owner and not qualified))
-        if entry is not None and entry.source != handler.source and held:
-            own = self._offer_in(table, handler, item, True, lost)
+        stays = entry is not None and (entry.trust > handler.trust or (self.first_owner and not qualified))
+        if entry is not None and entry.source != handler.source and stays:
+            own = self._offer_in(table, handler, declared, True, lost, held=True)
             if own is not None:
                 why = "which is trusted more" if entry.trust > handler.trust else "which had it first"
                 text = f"it is listed as {own.name!r}: {entry.source!r}, {why}, has the name {name!r}"
@@ -702,7 +720,7 @@ class Registry(Lookups):
         if entry.suspended is not None:  # the new handler replaces one that is unreachable
             self._index.unlink(entry.suspended.handlers[0], entry)
             entry.suspended = None
-        declaration = Declaration(tool, item.checker, item.strips, item.warnings, item.output_checker)
+        declaration = Declaration(tool, item.checker, item.strips, item.warnings, item.output_checker, item.original)
         self.checks_outputs = self.checks_outputs or item.output_checker is not None
         changed = entry.add(declaration, handler)
         entry.trust = handler.trust
@@ -770,7 +788,7 @@ class Registry(Lookups):
         entries = self._index.by_handler.get(handler, {})
         if names is None or not entries:
             return entries
-        listed = {each for name in names for each in (name, f"{handler.source}:{name}")}
+        listed = {each for name in names for each in self._names(handler.source, name)}
         places = [(table, name) for table in self.tables.of(None) for name in listed]
         found = [each for table, name in places for each in (table.entries.get(name), *table.earlier.get(name, ()))]
         return [entry for entry in found if entry is not None and entry in entries and entry.bare_name in names]

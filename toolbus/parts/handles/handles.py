@@ -12,7 +12,7 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, must_fit
 from toolbus.bus.catalog.argument_repair import noted
-from toolbus.bus.catalog.entry import BUS_SOURCE, Declaration, Handler, is_operators
+from toolbus.bus.catalog.entry import Declaration, Handler, is_operators
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.schema import load_arguments
 from toolbus.errors import Code
@@ -23,6 +23,7 @@ from toolbus.parts.tasks.task import owner_of
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
+READER = "read_result"  # the tool that takes handles as they are
 BEGINNING = 2_000  # characters of a result that its caller gets at once
 JSON_TYPE, TEXT_TYPE, BINARY_TYPE = "application/json", "text/plain", "application/octet-stream"
 
@@ -114,10 +115,11 @@ class Handles:
 
     def _fill(self, call: Call) -> None:
         user = call.context.user_id if call.context is not None else ""
-        text = self.expand(call.root.caller.principal, user, call.declaration, call.arguments_json)
+        declaration = call.declaration.as_declared
+        text = self.expand(call.root.caller.principal, user, declaration, call.arguments_json)
         if text is call.arguments_json:
             return
-        checker = call.declaration.checker
+        checker = declaration.checker
         if checker is not None and not checker.is_valid(arguments := load_arguments(text)):
             raise Refused(Code.INVALID_ARGUMENTS, f"with the results behind its handles: {checker.explain(arguments)}")
         must_fit(text, call.context, 0, call.entry.name, call.handler.max_item_bytes)
@@ -135,8 +137,8 @@ class Handles:
         Raises:
             Refused: a handle cannot be read by the caller, or is not text.
         """
-        if URI not in text or any(handler.source.startswith(BUS_SOURCE) for handler in declaration.handlers):
-            return text  # the bus's own tools take handles as they are
+        if URI not in text or declaration.tool.name == READER:
+            return text
         try:
             arguments = load_arguments(text)
         except ValueError:

@@ -1,0 +1,1 @@
+"""Overlays: the operator's word over how a tool is offered."""

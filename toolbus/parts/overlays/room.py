@@ -1,0 +1,116 @@
+"""Reads the overlays of a bus, again whenever their file changes, and offers retired tools that nobody else offers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.core import Core, Room
+from toolbus.common.text import clean_line
+from toolbus.errors import SetupError
+from toolbus.functions.tool_spec import llm_tool, spec_of
+from toolbus.parts.overlays.overlays import Overlays
+from toolbus.parts.overlays.settings import Overlay, OverlaySettings, read_overlay_file
+
+log = logging.getLogger("toolbus.overlays")
+
+SOURCE = "toolbus.overlays"  # of retired tools that nobody else offers
+LOOK_SECONDS = 0.5  # between two looks at the file
+
+
+class OverlaysRoom(Room):
+    """The overlays of one bus; without a file, tools are offered as they are declared."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._file = core.config.part(OverlaySettings).overlays
+        self._state: object = None  # of the file as it was read last; None where it cannot be read
+        self._retired: set[str] = set()  # the names of retired tools that the bus offers
+        self._watching: asyncio.Task[None] | None = None  # None until started, and without a file
+        self._overlays: Overlays | None = None  # None without a file
+        if self._file is not None:
+            self._state = _state_of(self._file)
+            registry, dispatcher = core.catalog.registry, core.calls.dispatcher
+            overlays = Overlays(read_overlay_file(self._file), registry, dispatcher, core.config.limits)
+            registry.overlay, self._overlays = overlays.apply, overlays
+            dispatcher.interceptors = (*dispatcher.interceptors, overlays)
+
+    def provides(self) -> Iterable[object]:
+        """Returns itself, for explanations."""
+        return [self]
+
+    async def start(self) -> None:
+        """Offers retired tools, and begins to look at the file."""
+        if self._overlays is not None and self._file is not None:
+            self._offer_retired(self._overlays)
+            watch = self._watch(self._overlays, self._file)
+            self._watching = asyncio.get_running_loop().create_task(watch, name="toolbus overlays")
+
+    async def stop(self) -> None:
+        """Ends the looks at the file."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def explain(self, entry: Entry) -> Iterator[tuple[str, bool | None, str]]:
+        """Yields the step of a call that an overlay adds."""
+        explained = self._overlays.explained(entry) if self._overlays is not None else ""
+        if explained:
+            yield "overlay", None, f"the operator changes {explained}"
+
+    async def _watch(self, overlays: Overlays, file: Path) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            state = _state_of(file)
+            if state != self._state:
+                self._state = state
+                self._read_again(overlays, file)
+            self._offer_retired(overlays)
+
+    def _read_again(self, overlays: Overlays, file: Path) -> None:
+        try:
+            changed = overlays.change(read_overlay_file(file))
+        except SetupError as error:
+            log.error("the overlays stay as they were: %s", clean_line(str(error)))
+            return
+        except Exception:
+            log.exception("a fault of the bus: the overlays may be in force in part")
+            return
+        if changed:
+            log.info("overlays changed: %s", clean_line(", ".join(changed)))
+            self.core.program.local.catalog_changed()
+
+    def _offer_retired(self, overlays: Overlays) -> None:
+        """Offers the tools that have a static answer and no other source; takes those back that have none any more."""
+        local, registry = self.core.program.local, self.core.catalog.registry
+        wanted: dict[str, Overlay] = {}
+        for key, overlay in overlays.of.items():
+            source, _, name = key.rpartition(":")
+            if overlay.has_answer and not registry.entries_of(source, name):
+                wanted[overlay.name or name] = overlay
+        for name in self._retired - wanted.keys():
+            local.remove_tool(name, SOURCE)
+        for name in wanted.keys() - self._retired:
+            if registry.find(name) is None:
+                local.offer(SOURCE, spec_of(_answering(name, wanted[name])))
+        self._retired = set(wanted)
+
+
+def _answering(name: str, overlay: Overlay) -> Any:
+    def retired(**arguments: Any) -> Any:
+        return overlay.answer
+
+    description = overlay.description or "This tool is retired; it says what to use instead."
+    parameters = {"type": "object"}
+    return llm_tool(name=name, description=description, parameters=parameters, read_only=True)(retired)
+
+
+def _state_of(file: Path) -> object:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
