@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -176,24 +177,47 @@ async def test_a_changed_file_is_in_force_at_once_and_a_broken_one_changes_nothi
     assert "fancy" not in world.listed()
 
 
+@asynccontextmanager
+async def weather_at(bus: Bus) -> AsyncIterator[None]:
+    """Runs a plugin with a tool `get`."""
+    plugin = Plugin("weather", address=bus.grpc_addresses[0])
+
+    @plugin.tool(name="get")  # type: ignore[untyped-decorator]
+    async def get(city: str) -> str:
+        """Tells the weather."""
+        return f"rain in {city}"
+
+    await within(plugin.start())
+    await within(plugin.ready())
+    yield
+    await within(plugin.close())
+
+
 async def test_a_plugin_that_drains_and_comes_back_finds_its_renamed_tool(tmp_path: Path) -> None:
     file = tmp_path / "overlays.toml"
     file.write_text('["weather:get"]\nname = "forecast"\narguments = {city = {name = "town"}}\n')
     async with running_bus(overlays=file) as bus:
         for _ in range(2):
-            plugin = Plugin("weather", address=bus.grpc_addresses[0])
-
-            @plugin.tool(name="get")  # type: ignore[untyped-decorator]
-            async def get(city: str) -> str:
-                """Tells the weather."""
-                return f"rain in {city}"
-
-            await within(plugin.start())
-            await within(plugin.ready())
-            assert [each.tool.name for each in bus.list()] == ["forecast"]
-            assert (await within(bus.call("forecast", {"town": "Ulm"}))).output == "rain in Ulm"
-            await within(plugin.close())
+            async with weather_at(bus):
+                assert [each.tool.name for each in bus.list()] == ["forecast"]
+                assert (await within(bus.call("forecast", {"town": "Ulm"}))).output == "rain in Ulm"
             assert bus.list() == []
+
+
+async def test_a_name_that_a_more_trusted_source_has_is_not_taken_by_an_overlay(tmp_path: Path) -> None:
+    file = tmp_path / "overlays.toml"
+    file.write_text('["weather:get"]\nname = "forecast"\narguments = {city = {name = "town"}}\n')
+    async with running_bus(overlays=file, guarded=("weather",)) as bus:
+
+        @bus.tool
+        def forecast() -> str:
+            return "the bus's own"
+
+        async with weather_at(bus):
+            names = {each.tool.name: each for each in bus.list()}
+            assert names.keys() == {"forecast", "weather:get"}
+            assert (await within(bus.call("forecast"))).output == "the bus's own"
+            assert (await within(bus.call("weather:get", {"town": "Ulm"}))).output == "rain in Ulm"
 
 
 async def test_a_guard_sees_and_replaces_the_arguments_of_the_author(tmp_path: Path) -> None:
