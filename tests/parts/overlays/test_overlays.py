@@ -79,7 +79,7 @@ class World:
     def listed(self, level: int = 0) -> dict[str, Any]:
         return {listing.tool.name: listing for listing in self.bus.list(level=level)}
 
-    async def call(self, name: str, level: int = 0, **arguments: Any) -> Result:
+    async def call(self, name: str, level: int = 0, /, **arguments: Any) -> Result:
         context = CallContext(attributes={"level": str(level)})
         return await within(self.bus.call(name, arguments, context=context))
 
@@ -182,7 +182,7 @@ async def weather_at(bus: Bus) -> AsyncIterator[None]:
     """Runs a plugin with a tool `get`."""
     plugin = Plugin("weather", address=bus.grpc_addresses[0])
 
-    @plugin.tool(name="get")  # type: ignore[untyped-decorator]
+    @plugin.tool(name="get")
     async def get(city: str) -> str:
         """Tells the weather."""
         return f"rain in {city}"
