@@ -113,13 +113,13 @@ def pictures(images: Any) -> tuple[pb.ContentBlock, ...] | None:
             head, _, body = each["data_b64"].rpartition(",")
             data = base64.b64decode("".join(body.split()), validate=True)
             mime = each.get("mime") or (head.removeprefix("data:").partition(";")[0] if head else "")
-            content.append(image(data, str(mime or _picture_type(data))))
+            content.append(image(data, str(mime or picture_type(data))))
         except (ValueError, TypeError, AttributeError):
             content.append(text(f"[image {number} is not base64]"))
     return tuple(content)
 
 
-def _picture_type(data: bytes) -> str:
+def picture_type(data: bytes) -> str:
     """Returns the MIME type of a picture by its first bytes; of others JPEG, as readers of that notation assume."""
     brand = data[8:12] if data[:4] == b"RIFF" or data[4:8] == b"ftyp" else b""
     by_start = (mime for start, mime in _STARTS.items() if data.startswith(start))

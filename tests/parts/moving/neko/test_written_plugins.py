@@ -124,6 +124,54 @@ async def test_a_package_plugins_of_the_folder_itself_comes_first(tmp_path: Path
     assert await _rolls(folder) == 8
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "from .pips import PIPS\nfrom plugins import dice\nassert dice.pips.PIPS == 1\n",
+        "from plugins.other.pips import PIPS\n",  # of another plugin, which is beside this one
+        "from ..other.pips import PIPS\n",
+        "import os, sys\nsys.path.append(os.path.dirname(__file__) + '/lib')\nfrom vendored_pips import PIPS\n",
+        "from plugin.sdk.plugin import *\nfrom .pips import PIPS\nassert Ok and PluginStore\n",
+        "import plugin.sdk.plugin as sdk\nfrom .pips import PIPS\nassert sdk.NekoPluginBase is NekoPluginBase\n",
+        "from plugin.sdk import plugin as sdk\nfrom .pips import PIPS\nassert sdk.NekoPluginBase is NekoPluginBase\n",
+    ],
+)
+async def test_imports_that_a_run_finds_are_found_by_the_check(tmp_path: Path, head: str) -> None:
+    folder = _folder(tmp_path, head=head, pips="PIPS = 1")
+    (folder / "lib").mkdir()
+    for place in (folder / "lib" / "vendored_pips.py", tmp_path / "other" / "pips.py"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("PIPS = 1")
+    assert check(folder, NEKO).findings == ()
+    assert await _rolls(folder) == 7
+
+
+async def test_the_context_has_what_its_protocol_names(tmp_path: Path) -> None:
+    body = """
+    @lifecycle(id='startup')
+    async def begin(self, **_):
+        ctx = self._host_ctx
+        assert ctx is self.ctx and self._plugin_id == 'dice' and ctx.run_id is None
+        assert (await ctx.get_own_config(timeout=2.0))['config'] == {'table': {'sides': 6}}
+        await self.config.set('table.color', 'green')
+        await ctx.update_own_config({'table': {'sides': 8}})
+        assert (await ctx.get_own_effective_config())['config'] == await self.config.dump()
+        assert await self.config.dump() == {'table': {'sides': 8, 'color': 'green'}}
+        assert (await ctx.get_own_base_config())['config'] == {'table': {'sides': 6}}
+        assert await ctx.finish(data=1) == 1
+        part = await ctx.images.upload(b'GIF8-', timeout=8.0)
+        assert part == {'type': 'image', 'data': b'GIF8-', 'mime': 'image/gif'}
+        assert self.push_message(source='dice', parts=[part])['submitted']
+        await ctx.run_progress(progress=0.5)
+        await ctx.export_push_text_async(text='x')
+        ctx.run_update_sync(progress=1.0)
+    """
+    folder = _folder(tmp_path, body=body)
+    (folder / "config.example.toml").write_text("[table]\nsides = 6\n")
+    assert check(folder, NEKO).runs
+    assert await _rolls(folder) == 6
+
+
 HELPER = "class Helper:\n    def __init__(self, bus): self.bus = bus\n"
 
 
@@ -222,6 +270,14 @@ async def test_texts_of_a_folder_are_loaded_by_its_own_path(tmp_path: Path) -> N
         (PIPS, "def __init__(self, ctx):\n    super().__init__(ctx)\n    self._prepare()\n", "plugins.dice:Dice"),
         (PIPS, "", "plugins.dice.none:Dice"),
         (PIPS, "", "plugins.dice:None_"),
+        ("from plugins.none import PIPS\n", "", "plugins.dice:Dice"),
+        ("from ..none import PIPS\n", "", "plugins.dice:Dice"),
+        ("import plugin.sdk.plugin as sdk\nPIPS = sdk.none\n", "", "plugins.dice:Dice"),
+        (f"{PIPS}class Other: ...\n", "", "plugins.dice:Other"),
+        (f"{PIPS}def other(ctx): ...\n", "", "plugins.dice:other"),
+        (PIPS, "@llm_tool(name='more')\nasync def more(self, *sides: int): ...\n", "plugins.dice:Dice"),
+        (PIPS, "@llm_tool(name='more')\nasync def more(self, sides: int, /): ...\n", "plugins.dice:Dice"),
+        (PIPS, "def __init__(self, ctx):\n    super().__init__(ctx)\n    self.x = ctx.none\n", "plugins.dice:Dice"),
     ],
 )
 async def test_what_does_not_start_is_not_said_to_run(tmp_path: Path, head: str, body: str, entry: str) -> None:

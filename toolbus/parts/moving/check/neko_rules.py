@@ -7,12 +7,14 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import ToolOptions
 from toolbus.parts.moving.check.source_file import (
     Effect,
     Finding,
+    Import,
     SourceFile,
     System,
     constant,
@@ -24,6 +26,7 @@ from toolbus.parts.moving.check.source_file import (
 from toolbus.parts.moving.neko import entries
 from toolbus.parts.moving.neko.absences import IGNORED, OBJECTS, RAISING
 from toolbus.parts.moving.neko.plugin_base import NekoPluginBase
+from toolbus.parts.moving.neko.plugin_context import PluginContext
 from toolbus.parts.moving.neko.plugin_folder import (
     MAIN_PROGRAM,
     MANIFEST,
@@ -73,12 +76,16 @@ def _manifest(folder: Path) -> Iterator[Finding]:
         yield Finding(file, _line(text, r"^\s*enabled\s*="), Effect.NOTE, "says enabled = false", _START_BY_NAME)
     inner = manifest.module.split(".")[3:]
     module = folder.joinpath(*inner)
-    if not module.is_dir() and not module.with_suffix(".py").is_file():
+    code = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    if not module.is_dir() and not code.is_file():
         what = f"entry names the module {manifest.module}, which is not in the folder"
         yield Finding(file, _line(text, _LINES["entry"]), Effect.STOPS, what, "Correct entry.")
-    elif not _binds(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"), manifest.class_name):
+    elif not (bound := _binds(code, manifest.class_name)):
         what = f"entry names the class {manifest.class_name}, which {manifest.module} does not have"
         yield Finding(file, _line(text, _LINES["entry"]), Effect.STOPS, what, "Correct entry.")
+    elif all(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or _has_no_base(each) for each in bound):
+        what = f"entry names {manifest.class_name}, which is not a class that derives from NekoPluginBase"
+        yield Finding(code, bound[0].lineno, Effect.STOPS, what, "Derive it from NekoPluginBase, or correct entry.")
     if (folder / "store.db").is_file():
         remedy = "Write what the plugin needs of it with self.store.set() once."
         yield Finding(
@@ -86,18 +93,23 @@ def _manifest(folder: Path) -> Iterator[Finding]:
         )
 
 
-def _binds(file: Path, name: str) -> bool:
-    """Tells whether a module defines, imports or assigns a name; of one that cannot be read, that is assumed."""
+def _binds(file: Path, name: str) -> list[Any]:
+    """Returns where a module defines, imports or assigns a name; of one that cannot be read, that is assumed."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8-sig")) if file.is_file() else ast.Module([], [])
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return True
-    return any(
-        getattr(node, "asname", None) == name
-        or getattr(node, "name", None) in (name, "*")
-        or (isinstance(node, ast.Name) and node.id == name)
+        return [ast.Name(name)]
+    return [
+        node
         for node in ast.walk(tree)
-    )
+        if getattr(node, "asname", None) == name
+        or getattr(node, "name", None) in (name, "*")
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name)
+    ]
+
+
+def _has_no_base(node: ast.AST) -> bool:
+    return isinstance(node, ast.ClassDef) and all(dotted(base) == "object" for base in node.bases)
 
 
 def _imports(source: SourceFile) -> Iterator[Finding]:
@@ -118,13 +130,17 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
                 what = f"imports {each.module}.{name}, which toolbus does not have{without}"
                 yield source.finding(each.line, stops, what, SERVER.remedy)
         elif each.module.startswith("."):
-            if not _has_relative(source, each.module, each.name):
+            if not _has_relative(source, each.module):
                 what = f"imports {each.module}, which is not in the folder{without}"
                 yield source.finding(each.line, stops, what, "Correct the import, or copy the file.")
-        elif (own := _own_module(source, each.module)) is not None:
+        elif (own := _own_module(source, each)) is not None:
             if own and not _has_file(source.root.joinpath(*own)):
                 what = f"imports {each.module}, which is not in the folder{without}"
                 yield source.finding(each.line, stops, what, "Correct the import, or copy the file.")
+        elif (other := _other_plugin(source, each)) is not None:
+            if not _has_file(source.root.parent.joinpath(*other)):
+                what = f"imports {each.module} of another plugin, which is not beside this one{without}"
+                yield source.finding(each.line, stops, what, f"Copy the folder {other[0]} beside this plugin's.")
         elif top == "plugin" and each.module != "plugin" and not f"{each.module}.".startswith(f"{PLUGINS}."):
             what = f"imports {each.module}, which {SERVER.purpose} in N.E.K.O.{without}"
             yield source.finding(each.line, stops, what, SERVER.remedy)
@@ -137,34 +153,53 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
             and top not in ("plugin", *sys.stdlib_module_names)
             and not source.brings(each)
             and not is_installed(top)
+            and not _is_vendored(source, each.module)
         ):
             what = f"imports {top}, which is not installed here{without}"
             yield source.finding(each.line, stops, what, f"Install {top} where `toolbus run` is.")
 
 
-def _own_module(source: SourceFile, module: str) -> list[str] | None:
-    """Returns the path in the plugin's folder of a module of the plugin itself; None for any other module."""
-    parts = module.split(".")
+def _below_plugins(source: SourceFile, imported: Import) -> list[str]:
+    """Returns the path of a module in the package of all plugins; empty for a module elsewhere."""
+    parts = imported.module.split(".")
     if parts[0] == MARKET and not has_module(source.root, MARKET):
         parts = ["plugin", *parts]
-    if parts[:2] != PLUGINS.split(".") or len(parts) < 3:
-        return None
+    if parts == PLUGINS.split(".") and imported.name not in ("", "*"):
+        parts.append(imported.name)
+    return parts[2:] if parts[:2] == PLUGINS.split(".") else []
+
+
+def _own_module(source: SourceFile, imported: Import) -> list[str] | None:
+    """Returns the path in the plugin's folder of a module of the plugin itself; None for any other module."""
+    parts = _below_plugins(source, imported)
     try:
-        manifest = read_manifest(source.root)
+        manifest = read_manifest(source.root) if parts else None
     except SetupError:  # the finding of the manifest says why
         return None
-    return parts[3:] if parts[2] in (manifest.package, manifest.id) else None
+    return parts[1:] if manifest is not None and parts[0] in (manifest.package, manifest.id) else None
 
 
-def _has_relative(source: SourceFile, module: str, name: str) -> bool:
-    """Tells whether a relative import finds its module; beyond the plugin's folder, that is assumed."""
+def _other_plugin(source: SourceFile, imported: Import) -> list[str] | None:
+    """Returns the path of a module of another plugin from the folder of all plugins; None for any other module."""
+    return _below_plugins(source, imported) or None if is_plugin_folder(source.root) else None
+
+
+def _has_relative(source: SourceFile, module: str) -> bool:
+    """Tells whether a relative import finds its module, in the plugin's folder or beside it."""
     path = module.lstrip(".")
     folder = source.path.parent
     for _ in range(len(module) - len(path) - 1):
         folder = folder.parent
-    if not path or not folder.is_relative_to(source.root):
+    if not path or not folder.is_relative_to(source.root.parent):
         return True
     return _has_file(folder.joinpath(*path.split(".")))
+
+
+def _is_vendored(source: SourceFile, module: str) -> bool:
+    """Tells whether a module is in a folder of the plugin that its own code puts on the path of imports."""
+    return "sys.path" in source.text and any(
+        _has_file(each.joinpath(*module.split("."))) for each in source.root.glob("*/") if each.is_dir()
+    )
 
 
 def _has_file(module: Path) -> bool:
@@ -176,6 +211,7 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
     for cls in source.classes(*_BASES):
         own = _own_names(cls)
         used = {id(each) for node in ast.walk(cls) for each in _uses(node)}
+        known = {*PluginContext.__dataclass_fields__, *_named(source, cls)}
         yield from _unknown_methods(source, cls, own)
         for node in ast.walk(cls):
             if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
@@ -200,6 +236,9 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
             elif node.attr == "push_message":
                 remedy = "Hosts follow with host.notifications()."
                 yield source.finding(node, Effect.NOTE, f"{shown}() reaches hosts as a notification", remedy)
+            elif owner != "self" and not hasattr(PluginContext, node.attr) and node.attr not in known:
+                what = f"{shown} does not exist here"
+                yield source.finding(node, Effect.STOPS, what, "Do without it.")
             elif node.attr in ("data_path", "cache_path"):
                 what = f"{shown}() is in data/ of the plugin's folder"
                 yield source.finding(node, Effect.NOTE, what, "Copy old files into it.")
@@ -230,21 +269,40 @@ def _unknown_methods(source: SourceFile, cls: ast.ClassDef, own: set[str]) -> It
     bases = [dotted(each).rpartition(".")[2] for each in cls.bases]
     if bases not in (["NekoPluginBase"], ["PluginBase"]) or "setattr(" in source.text or "__getattr__" in source.text:
         return
-    stored = {
-        each.attr
-        for each in ast.walk(source.tree)
-        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
-    }
-    known = {*own, *stored, *dir(NekoPluginBase), *IGNORED, *RAISING}
-    guarded = {
-        each.value for each in ast.walk(cls) if isinstance(each, ast.Constant) and isinstance(each.value, str)
-    }  # names for hasattr and getattr
+    known = {*own, *_named(source, cls), *dir(NekoPluginBase), *IGNORED, *RAISING}
     for node in ast.walk(cls):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and dotted(node.func.value) == "self":
             name = node.func.attr
-            if name not in known and name not in guarded:
+            if name not in known:
                 what = f"self.{name}() does not exist here"
                 yield source.finding(node, Effect.STOPS, what, "Write the method, or do without it.")
+
+
+def _named(source: SourceFile, cls: ast.ClassDef) -> Iterator[str]:
+    """Yields the attributes that a file sets, and the texts of a class, which are names for hasattr and getattr."""
+    for each in ast.walk(source.tree):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+            yield each.attr
+    for each in ast.walk(cls):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
+
+
+def _attributes_of_sdk(source: SourceFile) -> Iterator[Finding]:
+    """Finds names that a plugin takes from a module of the SDK by a dot, and that toolbus does not have."""
+    modules: set[str] = set()  # their names in this file
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            modules.update(each.asname or each.name for each in node.names if is_of_sdk(each.name))
+        elif isinstance(node, ast.ImportFrom) and is_of_sdk(node.module or ""):
+            found = (each for each in node.names if each.name in SUBMODULES and each.name not in NAMES)
+            modules.update(each.asname or each.name for each in found)
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and dotted(node.value) in modules:
+            name = node.attr
+            if name not in {*NAMES, *SETTINGS, *SUBMODULES} and not name.startswith("__"):
+                what = f"takes {dotted(node)}, which toolbus does not have"
+                yield source.finding(node, Effect.STOPS, what, SERVER.remedy)
 
 
 def _not_awaited(source: SourceFile) -> Iterator[Finding]:
@@ -279,6 +337,18 @@ def _decorators(source: SourceFile) -> Iterator[Finding]:
                     yield from _moment(source, node, method.name)
             if tool is not None:
                 yield from _tool(source, tool, method.name, tools)
+                yield from _signature(source, method)
+
+
+def _signature(source: SourceFile, method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Finding]:
+    """Finds parameters that no argument can fill, since arguments come by name."""
+    names = method.args
+    if len(names.posonlyargs) > 1:  # `self` is the first
+        what = f"the parameter {names.posonlyargs[-1].arg} of the tool {method.name} is positional-only"
+        yield source.finding(method, Effect.STOPS, what, "Remove the / from its signature: arguments come by name.")
+    if names.vararg is not None and names.kwarg is None:
+        what = f"no argument can fill *{names.vararg.arg} of the tool {method.name}"
+        yield source.finding(method, Effect.STOPS, what, "Take a list, as in names: list[str].")
 
 
 def _moment(source: SourceFile, node: ast.Call, method: str) -> Iterator[Finding]:
@@ -338,7 +408,7 @@ def _roots(path: Path) -> Sequence[Path]:
 NEKO = System(
     "neko",
     "N.E.K.O.",
-    rules={".py": (_imports, _attributes, _not_awaited, _decorators, _variables, schemas)},
+    rules={".py": (_imports, _attributes, _attributes_of_sdk, _not_awaited, _decorators, _variables, schemas)},
     folder_rules=(_manifest,),
     roots=_roots,
 )

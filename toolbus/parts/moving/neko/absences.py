@@ -31,6 +31,11 @@ _STREAMS = Absence(
 _MEMORY = Absence("searches the memories of the main server", "Take what the tool needs as its arguments.")
 _SYSTEM = Absence("reads the main server's configuration", "Use self.config, os.environ or the platform module.")
 
+_PROFILES = Absence(
+    "switches between sets of configuration",
+    "Use self.config.set(path, value), or one plugin.toml for each set.",
+)
+
 RAISING: dict[str, Absence] = {
     "plugins": _OTHERS,
     "trigger_plugin_event": _OTHERS,
@@ -42,6 +47,11 @@ RAISING: dict[str, Absence] = {
     "state": _STATE,
     "system_info": _SYSTEM,
     "get_system_config": _SYSTEM,
+    "get_own_profiles_state": _PROFILES,
+    "get_own_profile_config": _PROFILES,
+    "upsert_own_profile_config": _PROFILES,
+    "delete_own_profile_config": _PROFILES,
+    "set_own_active_profile": _PROFILES,
 }
 # Those that are objects there. A plugin hands them on while it starts, and may never use them.
 OBJECTS = frozenset(("plugins", "bus", "memory", "db", "state", "system_info"))
@@ -76,6 +86,17 @@ IGNORED: dict[str, Ignored] = {
     "update_status": Ignored(_NO_STATUS),
     "run_update": Ignored(_NO_RUN, awaited=True),
     "export_push": Ignored(_NO_RUN, awaited=True),
+    **{
+        f"{name}{way}": Ignored(_NO_RUN, awaited=way != "_sync")
+        for name in ("run_progress", "export_push_text", "export_push_binary", "export_push_binary_url")
+        for way in ("", "_async", "_sync")
+    },
+    **{
+        f"{name}{way}": Ignored(_NO_RUN, awaited=way == "_async")
+        for name in ("run_update", "export_push_url", "export_push")
+        for way in ("_async", "_sync")
+    },
+    "export_push_url": Ignored(_NO_RUN, awaited=True),
     "register_static_ui": Ignored(_NO_PAGES, False),
     "get_static_ui_config": Ignored(_NO_PAGES),
     "set_list_actions": Ignored(_NO_PAGES, True),

@@ -25,6 +25,7 @@ from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, plugin_source
 
 _OF_THE_PLUGIN = ("ctx", "config", "store", "logger", "file_logger", "i18n", "plugin_id", "plugins", "db")
+_OTHER_NAMES = {"_host_ctx": "ctx", "_plugin_id": "plugin_id"}  # that plugins read although they are not public there
 
 
 class PluginRouter:
@@ -116,7 +117,7 @@ class PluginServices:
     ctx: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        return find_absent(self, name)
+        return getattr(self, _OTHER_NAMES[name]) if name in _OTHER_NAMES else find_absent(self, name)
 
     @cached_property
     def logger(self) -> Any:
@@ -136,11 +137,7 @@ class PluginServices:
     @cached_property
     def config(self) -> Any:
         """The configuration: plugin.toml, and the values that the plugin has set."""
-        from toolbus.parts.moving.neko.plugin_config import (
-            PluginConfig,  # here, so that hosts and simple plugins do not load it
-        )
-
-        return PluginConfig(self._toolbus_context.config, self._toolbus_context.data_dir / "config.json")
+        return self._toolbus_context.own_config
 
     @cached_property
     def store(self) -> Any:
@@ -215,11 +212,9 @@ class PluginServices:
         ctx = self.ctx if callable(getattr(self.ctx, "push_message", None)) else self._toolbus_context
         return ctx.push_message(**message)
 
-    async def finish(self, *, data: Any = None, message: str = "", **options: Any) -> Any:
+    async def finish(self, **options: Any) -> Any:
         """Returns the data, with the message if there is one, for a tool to return."""
-        if data is None:
-            return message or None
-        return {"message": message, "data": data} if message else data
+        return await self._toolbus_context.finish(**options)
 
     def include_router(self, router: PluginRouter, *, prefix: str = "") -> None:
         """Adds a router, which then belongs to this plugin."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from toolbus.common.whole_file import replace_file
-from toolbus.parts.moving.neko.sdk_errors import Absence, NotProvided, SdkError, TransportError, ValidationError
+from toolbus.parts.moving.neko.absences import RAISING
+from toolbus.parts.moving.neko.sdk_errors import NotProvided, SdkError, TransportError, ValidationError
 from toolbus.parts.moving.neko.sdk_results import Err, Ok
 
 R = TypeVar("R")
@@ -86,11 +87,6 @@ class JsonFile:
 
 V = TypeVar("V")
 
-_PROFILES = Absence(
-    "switches between sets of configuration",
-    "Use self.config.set(path, value), or one plugin.toml for each set.",
-)
-
 
 class PluginConfig:
     """Configuration by paths such as ``weather.city``.
@@ -112,7 +108,7 @@ class PluginConfig:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("profile_"):
-            raise NotProvided(f"self.config.{name}", _PROFILES)
+            raise NotProvided(f"self.config.{name}", RAISING["get_own_profiles_state"])
         raise AttributeError(f"PluginConfig has no attribute {name!r}")
 
     def replace_base(self, values: Mapping[str, Any]) -> None:

@@ -7,16 +7,22 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from toolbus.parts.moving.neko.absences import find_absent
+from toolbus.functions.reply import picture_type
+from toolbus.parts.moving.neko.absences import RAISING, find_absent
 from toolbus.parts.moving.neko.plugin_i18n import with_master_name
 from toolbus.parts.moving.neko.plugin_logger import PluginLogger
+from toolbus.parts.moving.neko.sdk_errors import NotProvided
 
 # A message in N.E.K.O. has parts (text, pictures, sound, actions of its windows), and states where it is shown and
 # whether the model answers it. Its texts become the notification's text; all other parts are in the notification's
 # data, for hosts that know such messages.
+
+if TYPE_CHECKING:
+    from toolbus.parts.moving.neko.plugin_config import PluginConfig
 
 Send = Callable[[str, dict[str, Any]], object]
 
@@ -110,6 +116,20 @@ def _writable(part: Mapping[str, Any]) -> dict[str, Any]:
     return written
 
 
+class Images:
+    """`ctx.images`: what it makes is sent with the message, since no server here shows pictures by an address."""
+
+    async def upload(self, data: bytes, *, mime: str | None = None, timeout: float = 3.0) -> dict[str, Any]:
+        """Returns the part of a message with a picture.
+
+        Raises:
+            TypeError: it is not bytes.
+        """
+        if not isinstance(data, bytes | bytearray):
+            raise TypeError(f"a picture is bytes, not {type(data).__name__}")
+        return {"type": "image", "data": bytes(data), "mime": mime or picture_type(bytes(data))}
+
+
 _SECTIONS_OF_THE_PLUGIN = ("plugin", "plugin_runtime", "plugin_state")  # of plugin.toml; the others are configuration
 
 
@@ -152,8 +172,52 @@ class PluginContext:
         if self.read is not None:
             self.manifest = self.read()
 
+    run_id: ClassVar[str | None] = None  # there are no runs here
+
     def __getattr__(self, name: str) -> Any:
         return find_absent(self, name)
+
+    @cached_property
+    def own_config(self) -> PluginConfig:
+        """The configuration: plugin.toml, and the values that the plugin has set."""
+        from toolbus.parts.moving.neko.plugin_config import (
+            PluginConfig,  # here, so that hosts and simple plugins do not load it
+        )
+
+        return PluginConfig(self.config, self.data_dir / "config.json")
+
+    async def get_own_config(self, timeout: float = 5.0) -> dict[str, Any]:
+        """Returns the configuration as `config`, in the form of N.E.K.O.; `timeout` has no effect."""
+        return {"plugin_id": self.plugin_id, "config": await self.own_config.dump()}
+
+    async def get_own_effective_config(self, profile_name: str | None = None, timeout: float = 5.0) -> dict[str, Any]:
+        """Returns what `get_own_config` does.
+
+        Raises:
+            NotProvided: of a profile.
+        """
+        if profile_name is not None:
+            raise NotProvided("ctx.get_own_effective_config of a profile", RAISING["get_own_profile_config"])
+        return await self.get_own_config()
+
+    async def get_own_base_config(self, timeout: float = 5.0) -> dict[str, Any]:
+        """Returns the values of plugin.toml as `config`."""
+        return {"plugin_id": self.plugin_id, "config": await self.own_config.base_dump()}
+
+    async def update_own_config(self, updates: Mapping[str, Any], timeout: float = 10.0) -> dict[str, Any]:
+        """Stores several values, inner dicts key by key, and returns everything as `config`."""
+        return {"plugin_id": self.plugin_id, "config": await self.own_config.update(updates)}
+
+    async def finish(self, *, data: Any = None, message: str = "", **options: Any) -> Any:
+        """Returns the data, with the message if there is one, for a tool to return."""
+        if data is None:
+            return message or None
+        return {"message": message, "data": data} if message else data
+
+    @property
+    def images(self) -> Images:
+        """Makes parts of messages from pictures."""
+        return Images()
 
     @property
     def config_path(self) -> Path:

@@ -59,6 +59,9 @@ MAIN_LOGIC = Absence(
 )
 
 
+_NOT_BY_STAR = {"Protocol"}  # of adapters there; a plugin has imported it from typing
+
+
 class _SdkModule(ModuleType):
     """A module of ``plugin.sdk``."""
 
@@ -67,6 +70,8 @@ class _SdkModule(ModuleType):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # for `from plugin.sdk.plugin import *`
+            return [each for each in NAMES if each not in _NOT_BY_STAR]
         if name.startswith("__"):
             raise AttributeError(name)
         if self.__name__.endswith(".ui") and name in ("action", "context"):

@@ -94,6 +94,11 @@ def _without_effect(*args: Any, **options: Any) -> None:
     """Does nothing: logs are those of `toolbus run`."""
 
 
+def _file_logging(plugin_id: str, plugin_dir: object = None, logger: Any = None, **options: Any) -> Any:
+    """Returns the plugin's logger: `toolbus run` has its lines."""
+    return logger or plugin_logger(plugin_id)
+
+
 class _ErrorCodes(type):
     """The class of `ErrorCode`."""
 
@@ -219,6 +224,12 @@ class _PluginDecorators:
     lifecycle = staticmethod(lifecycle)
     timer = staticmethod(timer_interval)
 
+    def __getattr__(self, name: str) -> Any:
+        """Returns a name of the module that is called so as well: `from plugin.sdk import plugin as sdk`."""
+        if name not in NAMES:
+            raise AttributeError(f"plugin.sdk.plugin has no {name!r} in toolbus", name=name, obj=self)
+        return NAMES[name]
+
     def __call__(self, *args: Any, **options: Any) -> Any:
         return plugin(*args, **options)
 
@@ -242,6 +253,12 @@ _EXTENSION = Absence("runs inside another plugin", "Copy its methods with @llm_t
 _CARD = Absence("shows a page in its windows", "Return the text from the tool, or send it with self.push_message().")
 _TRANSPORT = Absence("carries messages of its plugin server", "Send them with self.push_message().")
 _ACTIVITY = Absence("tells what the user does at the machine", "Read it with a package such as psutil.")
+_FINISH = Absence("writes the envelope of a task's result", "Return the result, or use self.finish().")
+_COMPUTER = Absence("stores what its agent clicks", "Store it with self.store.")
+_IMAGES = Absence("uploads pictures to its main server", "Put them into parts of self.push_message(), or return them.")
+_INNER = Absence(
+    "serves the SDK itself", "Use the plugin's own methods, such as self.config, self.data_path, self.logger."
+)
 _CHAIN = Absence("follows calls from plugin to plugin", "Remove it: the bus ends chains of calls that are too long.")
 _ABSENT_CLASSES: dict[str, Absence] = {
     "Plugins": absences.RAISING["plugins"],
@@ -255,7 +272,10 @@ _ABSENT_CLASSES: dict[str, Absence] = {
         (
             *("NekoAdapterPlugin", "AdapterGatewayCore", "DefaultPolicyEngine", "AdapterBase", "AdapterConfig"),
             *("AdapterContext", "AdapterMode", "AdapterMessage", "AdapterResponse", "Protocol"),
-            *("on_adapter_event", "on_adapter_startup", "on_adapter_shutdown"),
+            *("on_adapter_event", "on_adapter_startup", "on_adapter_shutdown", "on_mcp_tool", "on_nonebot_message"),
+            *("RouteRule", "RouteTarget", "RouteMode", "RouteDecision", "RouteEngine", "ExternalRequest"),
+            *("ExternalEnvelope", "GatewayAction", "GatewayError", "GatewayRequest", "GatewayResponse"),
+            *("PluginInvoker", "PolicyEngine", "RequestNormalizer", "ResponseSerializer", "TransportAdapter"),
         ),
         _ADAPTER,
     ),
@@ -268,7 +288,41 @@ _ABSENT_CLASSES: dict[str, Absence] = {
     ),
     **dict.fromkeys(("ChatCard", "PluginView", "create_card", "create_view", "card_fields"), _CARD),
     "ReplyTailClient": _CARD,
-    "MessagePlaneTransport": _TRANSPORT,
+    **dict.fromkeys(("MessagePlaneTransport", "MessagePlaneRpcClient", "translate_push_message"), _TRANSPORT),
+    **dict.fromkeys(("build_finish_envelope", "normalize_structured_data", "normalize_delivery"), _FINISH),
+    **dict.fromkeys(("CuaCache", "CuaCacheEntry", "CuaPathCache"), _COMPUTER),
+    "PluginImages": _IMAGES,
+    **dict.fromkeys(
+        (
+            *(
+                "SdkBusContext",
+                "SdkBusList",
+                "SdkBusDelta",
+                "SdkBusWatcher",
+                "SdkBusMessageRecord",
+                "SdkBusEventRecord",
+            ),
+            *("SdkBusLifecycleRecord", "SdkBusConversationRecord", "SdkBusMemoryRecord", "SdkMessagesBus"),
+            *("SdkEventsBus", "SdkLifecycleBus", "SdkConversationsBus", "SdkMemoryBus", "ensure_sdk_bus_context"),
+            *("BusFilter", "BusList", "BusRecord", "BusReplayContext", "MemoryList", "MemoryRecord", "MessageClient"),
+            *("MessageList", "MessageRecord", "EventClient", "EventList", "EventRecord", "LifecycleClient"),
+            *("LifecycleList", "LifecycleRecord", "ConversationClient", "ConversationList", "ConversationRecord"),
+        ),
+        absences.RAISING["bus"],
+    ),
+    "PluginKVStore": absences.RAISING["db"],
+    **dict.fromkeys(("PluginDescriptor", "parse_entry_ref", "parse_event_ref"), absences.RAISING["plugins"]),
+    **dict.fromkeys(
+        (
+            *("HookExecutorMixin", "resolve_entry_timeout", "prepare_entry_kwargs", "deep_merge_config"),
+            *("get_active_profile_name", "get_profile_names", "unwrap_config_payload", "unwrap_profile_payload"),
+            *("unwrap_profiles_state", "validate_profile_name", "resolve_plugin_dir", "resolve_plugin_data_dir"),
+            *("resolve_plugin_cache_dir", "resolve_plugin_storage_dir", "resolve_plugin_runtime_config_path"),
+            *("format_push_message_v1_static_diagnostic", "is_envelope", "get_error_name", "get_http_status"),
+            "PluginFileLogger",
+        ),
+        _INNER,
+    ),
     **dict.fromkeys(("OsActivitySnapshot", "get_os_activity_snapshot"), _ACTIVITY),
     **dict.fromkeys(
         ("CallChain", "AsyncCallChain", "get_call_chain", "get_call_depth", "is_in_call_chain"),
@@ -298,7 +352,10 @@ _ALIASES = {
     **dict.fromkeys(("InvalidArgumentError", "ConfigPathError", "ConfigValidationError"), "ValidationError"),
     **dict.fromkeys(("CapabilityUnavailableError", "BusError", "BusTransportError"), "TransportError"),
     **dict.fromkeys(("PluginRouterError", "CircularCallError", "CallChainTooDeepError"), "PluginCallError"),
-    **dict.fromkeys(("PluginConfigError", "ConfigProfileError"), "ValidationError"),
+    **dict.fromkeys(
+        ("PluginConfigError", "ConfigProfileError", "InvalidEntryRefError", "InvalidEventRefError"), "ValidationError"
+    ),
+    "GatewayErrorException": "TransportError",
     "CardSubmissionError": "TransportError",
     "AuthorizationError": "SdkError",
 }
@@ -322,7 +379,7 @@ _TYPES: dict[str, Any] = {
             *("BusProtocol", "BusMessagesProtocol", "BusEventsProtocol", "BusLifecycleProtocol", "BusMemoryProtocol"),
             *("BusConversationsProtocol", "MutableStateProtocol", "RouterProtocol", "RouteHandler"),
             *("EventMeta", "EventHandler", "HookMeta", "HookHandler", "HookTiming", "HookDecoratorMeta"),
-            *("PluginConfigBaseView", "PluginConfigProfiles"),
+            *("PluginConfigBaseView", "PluginConfigProfiles", "AsyncSessionProtocol", "PluginResultError"),
         ),
         Any,
     ),
@@ -346,6 +403,21 @@ _CONSTANTS: dict[str, Any] = {
     "DEFAULT_PLUGIN_VERSION": "0.0.0",
     "SDK_VERSION": "0.0.0",
     "EXTENDED_TYPES": (),
+    "ERROR_NAMES": {},
+    "SCHEMA_VERSION": "push_message.v2",
+    "DEPRECATION_REMOVAL_VERSION": "v0.9",
+    "VISIBILITY_VALUES": ("chat", "hud"),
+    "AI_BEHAVIOR_VALUES": ("respond", "read", "blind"),
+    "DEFAULT_VISIBILITY": [],
+    "DEFAULT_AI_BEHAVIOR": "respond",
+    "LEGACY_MESSAGE_TYPES": ("proactive_notification", "music_play_url", "music_allowlist_add"),
+    "LEGACY_PUSH_MESSAGE_FIELD_MIGRATIONS": {},
+    "LEGACY_PUSH_MESSAGE_POSITIONAL_FIELDS": (),
+    "LEGACY_PUSH_MESSAGE_TRUTHY_ONLY_FIELDS": frozenset(("unsafe", "fast_mode")),
+    "DELIVERY_MODES": ("proactive", "passive", "silent"),
+    "DEFAULT_DELIVERY": "proactive",
+    "ADAPTER_EVENT_META": "__neko_adapter_event__",
+    "ADAPTER_LIFECYCLE_META": "__neko_adapter_lifecycle__",
 }
 
 NAMES: dict[str, Any] = {
@@ -365,6 +437,9 @@ NAMES: dict[str, Any] = {
     **dict.fromkeys(
         ("setup_sdk_logging", "configure_sdk_default_logger", "intercept_standard_logging"), _without_effect
     ),
+    "enable_plugin_file_logging": _file_logging,
+    "plugin_file_logger": lambda **options: lambda cls: cls,  # every plugin has `file_logger`
+    "ensure_sdk_context": lambda ctx: ctx,
     "worker": worker,
     "ErrorCode": ErrorCode,
     "validate_tool_name": validate_tool_name,
