@@ -276,7 +276,9 @@ class Callbacks:
             if known or handler.not_found >= ANSWERS_TO_WITHDRAWAL:
                 return True
         listener = handler.origin.listener()
-        restarted = handler.server_restarted or bool(handler.listener and listener and listener != handler.listener)
+        if handler.listener and listener and listener != handler.listener:
+            return True  # the first answers since it was started again: results before were another process's
+        restarted = handler.server_restarted
         return restarted if named else (handler.is_restored or restarted) and not handler.has_answered
 
     async def _doubt(self, handler: CallbackHandler) -> str:
