@@ -253,9 +253,10 @@ class Callbacks:
             return
         handler.not_found = 0
         if 200 <= status < 300 and reason not in callback_messages.NOT_THERE:
-            # If its plugin was restarted in this run, this is the first answer over a new connection. A look-up of
+            # If its plugin was restarted in this run, this is the first result over a new connection. A look-up of
             # the socket at each answer would take as long as reading it.
-            if not (handler.is_restored or handler.secret) and (response.is_first or not handler.listener):
+            is_first = response.is_first_result()
+            if not (handler.is_restored or handler.secret) and (is_first or not handler.listener):
                 listener = handler.origin.listener()
                 if listener and listener != handler.listener:
                     self._signals.listener_changed(handler.origin)  # at once: a kill of the bus must not lose it

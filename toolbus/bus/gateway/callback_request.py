@@ -27,28 +27,28 @@ _SWITCHING_PROTOCOLS = 101  # the only informational response that is the last o
 
 
 class CallbackResponse:
-    """A response whose head has arrived; `release` it after its body was read, or without reading it.
+    """A response whose head has arrived; `release` it after its body was read, or without reading it."""
 
-    Attributes:
-        is_first: whether it is the first over its connection.
-    """
-
-    __slots__ = ("_connection", "content", "headers", "is_first", "status")
+    __slots__ = ("_connection", "_protocol", "content", "headers", "status")
 
     def __init__(self, connection: Connection, message: Any, content: aiohttp.StreamReader) -> None:
-        protocol = cast(Any, connection.protocol)
         self._connection = connection
+        self._protocol = cast(Any, connection.protocol)
         self.status: int = message.code
         self.headers: CIMultiDictProxy[str] = message.headers
         self.content = content
-        self.is_first = not hasattr(protocol, "has_answered")
-        protocol.has_answered = True
 
     @property
     def charset(self) -> str:
         """The charset of its content type; empty where it names none."""
         content_type = self.headers.get("Content-Type")
         return parse_content_type(content_type)[1].get("charset", "") if content_type else ""
+
+    def is_first_result(self) -> bool:
+        """Tells whether no response over its connection was a result before, and notes that this one is."""
+        is_first = not hasattr(self._protocol, "has_given_a_result")
+        self._protocol.has_given_a_result = True
+        return is_first
 
     def release(self) -> None:
         """Releases the connection; closes it where a part of the request or the response is still on its way."""
