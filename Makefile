@@ -19,8 +19,9 @@ PARTS ?= $(shell git diff --name-only $$(git merge-base HEAD main 2>/dev/null ||
 	2>/dev/null | cut -d/ -f3 | sort -u)
 # What `make test` runs of the other parts: each on a bus, as its user meets it.
 SMOKE_TESTS := $(addprefix tests/parts/,audit/test_audit_room.py conformance/test_program.py \
-	console/top/test_top_command.py council/test_council_bus.py dropin/test_dropin_on_bus.py \
-	extension/test_extension.py guards/test_guards.py handles/test_handles.py identity/test_keys_command.py mcp/commands/test_mounts_command.py \
+	console/top/test_top_command.py council/test_council_bus.py development/test_new_command.py \
+	dropin/test_dropin_on_bus.py extension/test_extension.py guards/test_guards.py handles/test_handles.py \
+	identity/test_keys_command.py mcp/commands/test_mounts_command.py \
 	mcp/server/test_mcp_endpoint.py models/test_export_command.py moving/check/test_check_command.py \
 	observability/test_bus_metrics.py overlays/test_overlays.py openapi/test_openapi_command.py pins/test_pins.py tasks/test_tasks_command.py)
 CORE_TESTS := $(filter-out tests/parts/ tests/browser/ tests/network/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)

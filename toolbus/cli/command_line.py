@@ -33,7 +33,7 @@ _MANUAL = epilog(
     "of every command: 0 done, 1 the tool or the bus refused, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
 )
 _DAILY = "Every day"
-_SHOW = "show"  # what a noun does without a verb, where it has this one
+_DEFAULTS = ("show", "run")  # what a noun does without a verb, where it has one of these
 _RAW = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -95,8 +95,9 @@ class _Table(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         is_verb = args[0] in (*self.commands, "-h", "--help") if args else ctx.resilient_parsing
-        if self.name and _SHOW in self.commands and not is_verb:
-            args = [_SHOW, *args]
+        default = [verb for verb in _DEFAULTS if verb in self.commands]
+        if self.name and default and not is_verb:
+            args = [*default, *args]
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -152,7 +153,7 @@ def _epilog_of(function: Callable[..., None]) -> str:
 def _noun_epilog(noun: PartCommand) -> str:
     below = [each for each in commands() if each.name.startswith(f"{noun.name} ")]
     return next(
-        (_epilog_of(load(each.home)) for each in below if each.name.endswith(f" {_SHOW}")),
+        (_epilog_of(load(each.home)) for each in below if each.name.endswith(_DEFAULTS)),
         epilog(
             [f"toolbus {each.name} --help" for each in below],
             "Each of these shows its options, --json among them, and examples.",

@@ -117,6 +117,7 @@ EPILOG = epilog(
         "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock",
         "toolbus run weather.py --env WEATHER_URL --secrets secrets.toml",
         "toolbus run weather.py --replicas 4",
+        "toolbus run weather.py --watch",
         "toolbus run plugins/weather/ --entries",
         "toolbus run tools/",
         "toolbus run dice.js",
@@ -191,6 +192,7 @@ CredentialForPlugins = Annotated[
 ReplicasOption = Annotated[
     int, typer.Option(min=1, max=64, metavar="N", help="Run each plugin as so many processes, which share its calls.")
 ]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Replace a plugin whenever a file of it is saved.")]
 
 
 def run(
@@ -207,6 +209,7 @@ def run(
         bool, typer.Option("--entries", help="Offer methods with @plugin_entry of N.E.K.O. plugins as tools too.")
     ] = False,
     replicas: ReplicasOption = 1,
+    watch: WatchOption = False,
     once: Annotated[bool, typer.Option("--once", help="Do not restart a plugin that died.")] = False,
     tail_bytes: Annotated[
         int,
@@ -224,11 +227,17 @@ def run(
     """Run plugins, or a folder of drop-in tools; restart those that die."""
     if not files and not programs:
         terminal.fail("nothing to run: name a plugin file, a folder, or --exec NAME=COMMAND", terminal.USAGE)
-    single = (("--exec", programs), ("--env", env), ("--secrets", secrets), ("--replicas", replicas > 1))
+    single = (
+        ("--exec", programs),
+        ("--env", env),
+        ("--secrets", secrets),
+        ("--replicas", replicas > 1),
+        ("--watch", watch),
+    )
     unfit = [name for name, given in single if given]
     plugin_paths, own = find_plugins(files or [], unfit)
     target = BusTarget(bus, credential)
-    from toolbus.processes.supervisor import RestartPolicy, Supervisor
+    from toolbus.processes.supervisor import RestartPolicy
 
     output = RecordedOutput(print_json_report if as_json else PrefixedOutput(), tail_bytes, own)
     restarts = RestartPolicy(enabled=not once)
@@ -236,11 +245,9 @@ def run(
     if own is None:
         if credential is not None:
             target.read()  # for its checks: the plugins connect, and this process may not
-        plugins = supervisor = Supervisor(output, restarts=restarts, stop_seconds=stop_seconds)
-        wanted = [*plugin_paths * replicas, *read_programs(programs or ())]
-        commands = _commands(wanted, target, _requests(env, entries), secrets, output)
-        for name, command in replicated(commands, replicas).items():
-            supervisor.add(name, command)
+        wanted: list[Path | PluginProgram] = [*plugin_paths * replicas, *read_programs(programs or ())]
+        commands = plugin_commands_of(wanted, target, _requests(env, entries), secrets, output)
+        plugins = _supervised(replicated(commands, replicas), output, restarts, stop_seconds, watch=watch)
     else:
         plugins = _start(own, target, output, restarts, stop_seconds, require_manifest)
 
@@ -253,6 +260,33 @@ def run(
         succeeded = False
     if not succeeded:
         raise typer.Exit(terminal.REFUSED)
+
+
+def _supervised(
+    commands: dict[str, Command],
+    emit: Callable[[PluginReport], None],
+    restarts: RestartPolicy,
+    stop_seconds: float,
+    *,
+    watch: bool,
+) -> Running:
+    """Returns plugins that run as processes of their own; ends the command if nothing here can watch them."""
+    from toolbus.common.part import load
+    from toolbus.errors import SetupError
+    from toolbus.processes.supervisor import Supervisor
+
+    if watch:
+        try:
+            watched: Running = load("toolbus.parts.development.reload:WatchedPlugins")(
+                commands, emit, restarts, stop_seconds
+            )
+        except SetupError as error:
+            terminal.fail(str(error), terminal.USAGE)
+        return watched
+    supervisor = Supervisor(emit, restarts=restarts, stop_seconds=stop_seconds)
+    for name, command in commands.items():
+        supervisor.add(name, command)
+    return supervisor
 
 
 def _start(
@@ -282,14 +316,7 @@ async def _run_until_stopped(plugins: Running, target: BusTarget, output: Record
         return await plugins.run()
 
 
-def _requests(env: list[str] | None, entries: bool) -> list[str]:
-    """Returns the variables that every plugin gets besides the usual ones."""
-    from toolbus.processes.plugin_process import ENTRIES_VARIABLE
-
-    return [*(env or ()), *([f"{ENTRIES_VARIABLE}=1"] if entries else ())]
-
-
-def _commands(
+def plugin_commands_of(
     plugins: Sequence[Path | PluginProgram],
     target: BusTarget,
     requests: Sequence[str],
@@ -308,6 +335,13 @@ def _commands(
         return plugin_commands(plugins, environment, requests, secrets, emit, target.credential)
     except SetupError as error:
         terminal.fail(str(error), terminal.USAGE)
+
+
+def _requests(env: list[str] | None, entries: bool) -> list[str]:
+    """Returns the variables that every plugin gets besides the usual ones."""
+    from toolbus.processes.plugin_process import ENTRIES_VARIABLE
+
+    return [*(env or ()), *([f"{ENTRIES_VARIABLE}=1"] if entries else ())]
 
 
 def replicated(commands: dict[str, Command], replicas: int) -> dict[str, Command]:

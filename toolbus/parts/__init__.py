@@ -7,6 +7,13 @@ _MCP = "toolbus.parts.mcp.commands"
 
 PARTS: tuple[Part, ...] = (
     Part(
+        "development",
+        commands=(
+            PartCommand("new", "toolbus.parts.development.new_command:new", "Write the first files of a plugin."),
+            PartCommand("dev run", "toolbus.parts.development.dev_command:dev", "Run a bus and plugins that reload."),
+        ),
+    ),
+    Part(
         "tasks",
         commands=(
             PartCommand(

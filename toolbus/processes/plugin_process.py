@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toolbus.processes.loader import LoadedPlugin
 
 ENTRIES_VARIABLE = "TOOLBUS_OFFER_ENTRIES"  # "1" makes methods with plugin_entry tools
+REPORT_VARIABLE = "TOOLBUS_REPORT_PIPE"  # to which the names of the offered tools are written, as a line of JSON
 _POLL_SECONDS = 0.5
 
 
@@ -73,13 +74,17 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(loaded: LoadedPlugin) -> None:
     from toolbus.sdk.plugin_client import Plugin
 
-    if loaded.plugin is not None:
-        if not loaded.plugin.closed:  # else the file has called `run` itself while it was loaded
-            loaded.plugin.run()
-    elif loaded.owner is not None:
-        Plugin.from_object(loaded.owner, source=loaded.source).run()
-    else:
-        Plugin(loaded.source, tools=loaded.tools).run()
+    plugin = loaded.plugin
+    if loaded.owner is not None:
+        plugin = Plugin.from_object(loaded.owner, source=loaded.source)
+    plugin = plugin or Plugin(loaded.source, tools=loaded.tools)
+    pipe = os.environ.pop(REPORT_VARIABLE, "")
+    if not plugin.closed:  # else the file has called `run` itself while it was loaded
+        plugin.run(
+            (lambda: os.write(int(pipe), json.dumps([spec.tool.name for spec in plugin.tools]).encode() + b"\n"))
+            if pipe
+            else None
+        )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from toolbus.common.local_users import Address, listener_owner, show_user, unmapped_uid
 from toolbus.common.stall import StallWatch
-from toolbus.common.text import clean_line
+from toolbus.common.text import clean_line, list_names
 from toolbus.errors import Code, InvalidRequest, PeerLost, SetupError, Stage, ToolBusError
 from toolbus.functions.runner import Outcome
 from toolbus.functions.workers import ChangeSignal, Inbox, Workers
@@ -443,8 +443,9 @@ class ClientHandshake:
         else:
             self._delegate.attached(answer)
         if first:
-            count = len(answer.registered) + sum(map(len, attempt.remaining_tools))
-            log.info("attached to the bus at %s as %s with %d tools", address, source, count)
+            names = [*answer.registered, *(tool.name for tools in attempt.remaining_tools for tool in tools)]
+            count = f"{len(names)} tool{'' if len(names) == 1 else 's'}"
+            log.info("attached to the bus at %s as %s, %s: %s", address, source, count, list_names(names))
         if attempt.remaining_tools and not self.refusals:
             self._registering = self._loop.create_task(self._register_remaining(attempt))
         else:
