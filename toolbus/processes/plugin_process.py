@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from toolbus.processes.loader import LoadedPlugin
 
 ENTRIES_VARIABLE = "TOOLBUS_OFFER_ENTRIES"  # "1" makes methods with plugin_entry tools
-REPORT_VARIABLE = "TOOLBUS_REPORT_PIPE"  # to which the names of the offered tools are written, as a line of JSON
+REPORT_VARIABLE = "_REPORT_PIPE"  # to which the names of the offered tools are written, as a line of JSON
 _POLL_SECONDS = 0.5
 
 
