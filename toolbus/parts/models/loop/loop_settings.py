@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from toolbus.errors import SetupError
 from toolbus.parts.models.embeddings import EmbedderChoice
 from toolbus.parts.models.loop.approval import is_destructive
+from toolbus.parts.models.loop.links import UNKNOWN_LINKS, UnknownLinks
 from toolbus.parts.models.loop.result_cut import MIN_RESULT_BYTES
 from toolbus.parts.models.loop.tool_source import comes_from_no_file
 from toolbus.protocol.tool import KIB, MAX_TIMEOUT_SECONDS, Tool
@@ -57,6 +58,8 @@ class LoopSettings:
             read by its provider; 0 means never.
         result_bytes: how much of one result the model gets, in bytes of UTF-8; 0 and None mean all of it. The default
             is about 16,000 tokens of English: half the context of many local models, an eighth of a provider's.
+        unknown_links: what becomes of links in the model's answer that stand in no result of a tool and no message of
+            the user or program: `keep`, `mark` or `remove`. A stream then shows a word when it has ended.
 
     Raises:
         SetupError: from the constructor, if a value breaks its rule.
@@ -81,6 +84,7 @@ class LoopSettings:
     needs_approval: Callable[[Tool], bool] = is_destructive
     retries: int = 1
     result_bytes: int | None = 64 * KIB
+    unknown_links: UnknownLinks = "keep"
 
     def __post_init__(self) -> None:
         for name in (*_NUMBERS, *_NUMBERS_OR_NONE):
@@ -110,6 +114,8 @@ class LoopSettings:
             raise SetupError(
                 f"result_bytes is {self.result_bytes}, it must be {MIN_RESULT_BYTES} or more; 0 means any number"
             )
+        if self.unknown_links not in UNKNOWN_LINKS:
+            raise SetupError(f"unknown_links is {self.unknown_links!r}, it must be one of {', '.join(UNKNOWN_LINKS)}")
         for choice in ("may_route", "needs_approval"):
             if not callable(getattr(self, choice)):
                 raise SetupError(

@@ -30,6 +30,7 @@ from toolbus.parts.models.dialects.wire_names import NameTable
 from toolbus.parts.models.loop.approval import Approval, Approve, RepeatGuard, check_hook
 from toolbus.parts.models.loop.endpoint import Endpoint, check_endpoint
 from toolbus.parts.models.loop.export_cache import ExportCache
+from toolbus.parts.models.loop.links import LinkFilter
 from toolbus.parts.models.loop.loop_events import (
     Finished,
     LoopEvent,
@@ -428,12 +429,34 @@ class TurnRun:
         return turn
 
     async def _send(self, choice: ToolChoice) -> Turn:
+        links, notify = self._links(), self._notify
+
+        def show(event: LoopEvent) -> None:
+            if links is not None and isinstance(event, TextDelta):
+                links.stream(event.text, lambda text: self._notify(TextDelta(text)))
+            else:
+                self._notify(event)
+
+        if links is not None:
+            notify = show
         turn, self._export = await self._model_client.ask(
-            self._items, self._export, choice, self._notify, lambda: self._exports.export(self._runner.loop_tools)
+            self._items, self._export, choice, notify, lambda: self._exports.export(self._runner.loop_tools)
         )
+        if links is not None:
+            links.finish(lambda text: self._notify(TextDelta(text)))
         if turn.usage is not None:
             self._usage = turn.usage if self._usage is None else self._usage + turn.usage
         return turn
+
+    def _links(self) -> LinkFilter | None:
+        """Returns what filters the links of an answer to the conversation so far; None where they stay."""
+        unknown = self._settings.unknown_links
+        return LinkFilter(self._items, unknown) if unknown != "keep" else None
+
+    def _shown(self, turn: Turn) -> str:
+        """Returns the text of the model's answer for the user; the conversation has it as the model wrote it."""
+        text, links = self._text + turn.text, self._links()
+        return text if links is None else links.filtered(text)
 
     async def _call(self, turn: Turn) -> str | None:
         """Runs the calls of a turn. Returns the reply if all calls were of direct_reply tools and succeeded."""
@@ -449,7 +472,7 @@ class TurnRun:
 
     def _answered(self, turn: Turn, stopped: Stopped) -> Reply:
         """Ends with the model's last answer, whole or not. Calls in it are not made."""
-        text, reason = self._text + turn.text, ""
+        text, reason = self._shown(turn), ""
         if turn.ending != "complete":
             stopped, reason = turn.ending, end_text(turn)
         elif not text.strip() and self._calls:
@@ -469,7 +492,7 @@ class TurnRun:
         """Ends with a model that requests tools even in the forced answer."""
         result = refusal(Code.OVERLOADED, "no more tools are called in this turn: answer with what you have")
         self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
-        if text := self._text + turn.text:
+        if text := self._shown(turn):
             return self._reply(text, "no_convergence")
         return self._reply_with(self._settings.no_convergence_text, "no_convergence")
 
