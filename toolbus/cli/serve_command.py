@@ -23,6 +23,7 @@ from toolbus.cli import terminal
 from toolbus.cli.help_text import epilog
 from toolbus.cli.steady_output import json_note, steady_output, text_note
 from toolbus.common.cancellation import wait_first
+from toolbus.common.descriptors import raise_descriptor_limit
 from toolbus.common.log_limit import LineBudget
 from toolbus.common.setting import FLAG, Option, ValueKind
 from toolbus.common.text import clean_line, clean_lines, escape_unsafe
@@ -258,6 +259,7 @@ def _runner() -> Any:
 
 
 async def _serve(config: Config, as_json: bool) -> None:
+    raise_descriptor_limit()
     try:
         from toolbus.bus import Bus
     except ModuleNotFoundError as missing:

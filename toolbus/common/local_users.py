@@ -6,6 +6,7 @@ microseconds however many connections there are. Other systems do not; there eve
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -37,18 +38,27 @@ _LISTENS = 10  # TCP_LISTEN
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-def owner_of(end: Address, other: Address) -> int | None:
+def kernel_socket() -> socket.socket | None:
+    """Returns a socket to ask the kernel with; None where the system has none, or this process no descriptor left."""
+    try:
+        return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
+    except (OSError, AttributeError):
+        return None
+
+
+def owner_of(end: Address, other: Address, kernel: socket.socket | None = None) -> int | None:
     """Returns the uid that owns one end of a TCP connection on loopback.
 
     Args:
         end: the address of the end whose owner to look up.
         other: the address that it is connected to.
+        kernel: a `kernel_socket` that no other thread uses; None: one is opened.
 
     Returns:
         None where the system does not say, and for a socket without a program: the kernel reports uid 0 where it was
         closed, or its program ended.
     """
-    answer = _ask(end, other)
+    answer = _ask(end, other, kernel)
     if answer is None:
         return None
     state, port, uid, inode, _ = answer
@@ -103,7 +113,9 @@ def server_owner(end: Address, other: Address) -> int | None:
     return listener_owner(other) if owner is None else owner
 
 
-def _ask(end: Address, other: Address, *, strict: bool = False) -> tuple[int, int, int, int, int] | None:
+def _ask(
+    end: Address, other: Address, kernel: socket.socket | None = None, *, strict: bool = False
+) -> tuple[int, int, int, int, int] | None:
     """Returns state, port of the other end, uid, inode and cookie of a socket; None without an answer.
 
     Args:
@@ -124,9 +136,13 @@ def _ask(end: Address, other: Address, *, strict: bool = False) -> tuple[int, in
                 _SOCKET,
             )
         )
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-            kernel.sendto(question, (0, 0))
-            answer = kernel.recv(1024, socket.MSG_DONTWAIT)  # the answer is there when `sendto` has returned
+        with (
+            socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
+            if kernel is None
+            else contextlib.nullcontext(kernel)
+        ) as asked:
+            asked.sendto(question, (0, 0))
+            answer = asked.recv(1024, socket.MSG_DONTWAIT)  # the answer is there when `sendto` has returned
     except (ValueError, struct.error):  # not an address
         return None
     except (OSError, AttributeError) as error:  # no netlink: not Linux, or a sandbox forbids it

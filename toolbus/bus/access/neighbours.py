@@ -7,12 +7,14 @@ directory instead.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
+import weakref
 from collections.abc import Callable, Sequence
 
-from toolbus.common.local_users import Address, owner_of, show_user, unmapped_uid
+from toolbus.common.local_users import Address, kernel_socket, owner_of, show_user, unmapped_uid
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 
@@ -37,7 +39,13 @@ class Neighbours:
         SetupError: from the constructor; an item is not a user of this machine.
     """
 
-    def __init__(self, allowed: Sequence[str] = DEFAULT, *, ask: OwnerOf = owner_of) -> None:
+    def __init__(self, allowed: Sequence[str] = DEFAULT, *, ask: OwnerOf | None = None) -> None:
+        if ask is None:
+            # Open from now on: whoever uses up the descriptors of the bus keeps no other peer from being known.
+            kernel = kernel_socket()
+            ask = functools.partial(owner_of, kernel=kernel)
+            if kernel is not None:
+                weakref.finalize(self, kernel.close)
         self._ask = ask
         self._own = os.geteuid()
         self._unmapped = unmapped_uid()

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.gateway.http_connection import BoundedConfig, BoundedProtocol
 from toolbus.bus.keys.keyring import Keyring
+from toolbus.common.descriptors import share_of_descriptors
 from toolbus.errors import SetupError
 
 log = logging.getLogger("toolbus.http")
@@ -65,7 +66,7 @@ class HttpServer:
         assert self._listening is not None
         config = BoundedConfig(
             application,
-            connections=self._connections,
+            connections=min(self._connections, share_of_descriptors(0.25)),
             head_seconds=self._head_seconds,
             page_policies=page_policies,
             uid_of=self._neighbours.uid_of,

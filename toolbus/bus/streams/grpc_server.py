@@ -32,6 +32,7 @@ from toolbus.bus.streams.invoke_stream import Carrier, HeldBudget, HeldOutboxes,
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import to_listing
+from toolbus.common.descriptors import share_of_descriptors
 from toolbus.common.local_users import socket_taken
 from toolbus.common.path_ownership import make_directory
 from toolbus.common.stall import StallWatch
@@ -49,6 +50,8 @@ READ_AHEAD_BYTES = 1 << 19
 CONNECTION_LOST_SECONDS = 0.05  # until grpcio says that the connection of a stream whose input ended broke
 REFUSED_READ_SECONDS = 1.0  # for the first message of a stream that is one too many
 MAX_WAITING_RPCS = 1 << 15
+HANDSHAKE_SECONDS = 10.0  # from the connect until a connection speaks HTTP/2
+IDLE_SECONDS = 60.0  # of a connection without an RPC; clients connect again by themselves
 # so_reuseport: two buses would otherwise share a port without an error. Plugins may ping to keep connections alive.
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
@@ -63,6 +66,9 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     # any log: after a restart of a bus with thousands of peers they all come at once.
     ("grpc.server.max_pending_requests", MAX_WAITING_RPCS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_WAITING_RPCS),
+    # Who connects and says nothing, or asks nothing any more, is not kept: each takes one of the bus's descriptors.
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
+    ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000)),
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -401,7 +407,11 @@ class GrpcServer:
     def _serve_at(self, address: str, door: Door, credentials: grpc.ServerCredentials | None = None) -> int:
         """Adds a server for an address; returns its port, 1 for a unix socket, 0 where it cannot be bound."""
         server = grpc.aio.server(
-            options=(*_OPTIONS, ("grpc.max_receive_message_length", self._limits.message_bytes)),
+            options=(
+                *_OPTIONS,
+                ("grpc.max_receive_message_length", self._limits.message_bytes),
+                ("grpc.max_allowed_incoming_connections", share_of_descriptors(0.5)),
+            ),
             interceptors=[self._doors.interceptor(door)],
         )
         self._servers.append(server)
