@@ -26,7 +26,7 @@ SMOKE_TESTS := $(addprefix tests/parts/,audit/test_audit_room.py conformance/tes
 	observability/test_bus_metrics.py overlays/test_overlays.py openapi/test_openapi_command.py pins/test_pins.py tasks/test_tasks_command.py)
 CORE_TESTS := $(filter-out tests/parts/ tests/browser/ tests/network/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
 # Threads take memory from few arenas: with one for each, what tests free stays with the process.
-PYTEST = MALLOC_ARENA_MAX=2 TOOLBUS_TEST_MAX_MB=$(MAX_MB) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+PYTEST = MALLOC_ARENA_MAX=2 TOOLBUS_TEST_MAX_MB=$(MAX_MB) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 comma := ,
 
 # Many images set this. Every test process, and every process that a test starts, would then compile all modules again.

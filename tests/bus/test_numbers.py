@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.fork_server import fork
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS
 
@@ -38,14 +38,13 @@ asyncio.run(main())
 
 
 async def _run(offset: float, folder: Path, end: str, known: int = 0) -> tuple[int, int, bool]:
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", RUN, str(offset), str(folder), end, str(known)),
-        env=environment({}),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(WAIT_SECONDS):
-        out, _ = await program.communicate()
-    revision, number, full = out.decode().split()
+    script, printed = folder / "run.py", folder / "printed.txt"
+    script.write_text(RUN)
+    with printed.open("wb") as out:
+        program = fork([str(script), str(offset), str(folder / "data"), end, str(known)], environment({}), out, out)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await program.wait_async()
+    revision, number, full = printed.read_text().split()
     return int(revision), int(number), full == "True"
 
 
