@@ -361,10 +361,13 @@ func TestAPluginAndAHost(t *testing.T) {
 			own := NewPlugin("replicas", &PluginOptions{Options: s.options()})
 			check(t, AddTool(own, Tool{Name: "which"}, func(ctx context.Context, in struct {
 				Meet bool `json:",omitempty"`
-			}) (string, error) { if in.Meet {
-				arrived <- name
-				<-met
-			}; return name, nil }))
+			}) (string, error) {
+				if in.Meet {
+					arrived <- name
+					<-met
+				}
+				return name, nil
+			}))
 			check(t, own.Ready(t.Context()))
 			plugins = append(plugins, own)
 		}
