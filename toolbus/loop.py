@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ApprovalRequested,
         Approve,
         Decision,
+        allow_all,
         ask_on_terminal,
     )
     from toolbus.parts.models.loop.endpoint import (
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
         Sync,
         ToolsSent,
     )
+    from toolbus.parts.models.loop.structured_answer import OutputMismatch
+    from toolbus.parts.models.loop.sync_tool_loop import SyncToolLoop
     from toolbus.parts.models.loop.tool_loop import ToolLoop
     from toolbus.parts.models.loop.tool_refusal import refuses_tools
     from toolbus.parts.models.loop.tool_source import Rule, ToolSource, source_of
@@ -55,9 +58,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     # the loop
-    "ToolLoop", "LoopSettings", "SYNCHRONET", "Rule", "Reply", "CallDone",
+    "ToolLoop", "SyncToolLoop", "LoopSettings", "SYNCHRONET", "Rule", "Reply", "CallDone", "OutputMismatch",
     # asking before a call
-    "Approve", "ApprovalRequest", "Decision", "ask_on_terminal",
+    "Approve", "ApprovalRequest", "Decision", "ask_on_terminal", "allow_all",
     # a realtime session
     "RealtimeSession", "Sync", "ToolsSent", "CallRefused", "ResponseDone", "NewSessionNeeded", "SendFailed",
     # where tools come from
@@ -74,8 +77,10 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "parts.models.loop.tool_loop": "ToolLoop",
+        "parts.models.loop.sync_tool_loop": "SyncToolLoop",
+        "parts.models.loop.structured_answer": "OutputMismatch",
         "parts.models.loop.approval": (
-            "ApprovalGiven ApprovalRequest ApprovalRequested Approve Decision ask_on_terminal"
+            "ApprovalGiven ApprovalRequest ApprovalRequested Approve Decision allow_all ask_on_terminal"
         ),
         "parts.models.loop.loop_settings": "LoopSettings SYNCHRONET",
         "parts.models.loop.tool_source": "Rule ToolSource source_of",

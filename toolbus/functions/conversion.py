@@ -156,6 +156,11 @@ def converter(hint: Any) -> Converter | None:
     return _converter(hint, {})
 
 
+def fitting(hint: Any) -> Test:
+    """Returns a function that tells whether a JSON value is one of a hint; it never raises."""
+    return _fits(hint, {})
+
+
 def _converter(hint: Any, above: _Above) -> Converter | None:
     while (inside := unwrapped_once(hint)) is not hint:
         if is_alias(hint):

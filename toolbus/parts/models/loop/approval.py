@@ -284,6 +284,22 @@ async def ask_on_terminal(request: ApprovalRequest) -> Decision:
     return False if answer.lower() in _NO else f"the user wrote: {answer}"
 
 
+async def ask_or_refuse(request: ApprovalRequest) -> Decision:
+    """Asks at the terminal; refuses the call in a program without one, and says how to allow it."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return await ask_on_terminal(request)
+    log.warning("%s was not run: it needs approval. %s", quote(request.tool.name), _HOW_TO_ALLOW)
+    return f"this program cannot ask anyone. Its author has to choose: {_HOW_TO_ALLOW}"
+
+
+def allow_all(request: ApprovalRequest) -> Decision:
+    """Runs every call without a question: give it as `approve` where destructive tools may run."""
+    return True
+
+
+_HOW_TO_ALLOW = "pass approve= to ToolLoop, a function that decides, or allow_all to run every call"
+
+
 def _described(request: ApprovalRequest) -> str:
     """Returns a call as a person reads it; no text of a model or a plugin can change the terminal."""
     arguments = escape_unsafe(json.dumps(request.arguments, ensure_ascii=False, indent=2))

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from toolbus.common.newest import NewestCache
-from toolbus.errors import PeerLost, ToolBusError
+from toolbus.common.text import list_names, nearest
+from toolbus.errors import InvalidRequest, PeerLost, ToolBusError
 from toolbus.parts.models.dialects.dialect import Dialect
 from toolbus.parts.models.dialects.export import Export, LeftOut, ToolWriter
 from toolbus.parts.models.loop.loop_tools import LoopTools
@@ -31,6 +32,7 @@ class ExportCache:
         list_timeout: seconds to wait for the catalog.
         max_tools: see `LoopSettings`.
         refused: the refusals of the endpoint, which are not exported; None: no refusals.
+        pinned: names that a program pins, which are checked with the first catalog.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class ExportCache:
         list_timeout: float,
         max_tools: int | None = None,
         refused: EndpointRefusals | None = None,
+        pinned: Sequence[str] = (),
     ) -> None:
         self._source = source
         self._dialect = dialect
         self._list_timeout = list_timeout
         self._refused = refused or EndpointRefusals()
         self._setting = dialect.max_tools if max_tools is None else max_tools or None  # None: any number of tools
+        self._unchecked = pinned  # names that the first catalog must have; empty once it had them
         self._warned = False  # whether a catalog was too large
         self._catalog: tuple[int, Sequence[Tool]] | None = None  # revision and tools; None until they were listed
         self._exports: NewestCache[_Key, Export] = NewestCache(MAX_EXPORTS)
@@ -57,9 +61,10 @@ class ExportCache:
         """Returns the tools that are offered now, the loop's own included.
 
         Raises:
-            PeerLost, RequestError: the catalog cannot be listed and was never listed before.
+            PeerLost, RequestError: the catalog cannot be listed and was never listed before; or it lacks a pinned tool.
         """
         revision, tools = await self._list()
+        self._check_pinned(tools)
         tools, refused = self._refused.split(tools)  # so that a search does not find them either
         await loop_tools.use_catalog(tools, self._max_tools)
         self._warn_once(loop_tools, len(tools))
@@ -74,6 +79,22 @@ class ExportCache:
                 export = replace(export, left_out=(*export.left_out, *refused, *own))
         self._exports[key] = export  # a used export counts as the newest
         return export
+
+    def _check_pinned(self, tools: Sequence[Tool]) -> None:
+        """Checks that the first catalog has all pinned tools; later ones may miss some for a while.
+
+        Raises:
+            InvalidRequest: naming those that are unknown.
+        """
+        if not self._unchecked or getattr(self._source, "settling", False):
+            return
+        names = [tool.name for tool in tools]
+        unknown = [name for name in self._unchecked if name not in names]
+        if unknown:
+            near = nearest(unknown[0], names)
+            fix = f"did you mean {near!r}?" if near else f"there are: {list_names(names)}"
+            raise InvalidRequest(f"pinned has {', '.join(map(repr, unknown))}, which the source does not offer: {fix}")
+        self._unchecked = ()
 
     @property
     def _max_tools(self) -> int | None:

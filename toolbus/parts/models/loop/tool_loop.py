@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolbus.common.text import clean_line, quote, shorten
@@ -27,7 +28,7 @@ from toolbus.parts.models.dialects.export import Export, LeftOut
 from toolbus.parts.models.dialects.provider_results import object_of
 from toolbus.parts.models.dialects.tool_choice import chosen_names, follows, forces_call
 from toolbus.parts.models.dialects.wire_names import NameTable
-from toolbus.parts.models.loop.approval import Approval, Approve, RepeatGuard, check_hook
+from toolbus.parts.models.loop.approval import Approval, Approve, RepeatGuard, allow_all, ask_or_refuse, check_hook
 from toolbus.parts.models.loop.endpoint import Endpoint, check_endpoint
 from toolbus.parts.models.loop.export_cache import ExportCache
 from toolbus.parts.models.loop.links import LinkFilter
@@ -46,6 +47,7 @@ from toolbus.parts.models.loop.loop_settings import MIN_TOOLS, LoopSettings
 from toolbus.parts.models.loop.loop_tools import DeferredTools, LoopTools
 from toolbus.parts.models.loop.result_cut import ResultCutter, cut_text
 from toolbus.parts.models.loop.round_calls import CallRunner
+from toolbus.parts.models.loop.structured_answer import OutputMismatch, OutputType
 from toolbus.parts.models.loop.tool_refusal import (
     MAX_PROBES,
     EndpointRefusals,
@@ -539,7 +541,8 @@ class ToolLoop:
             None offers every tool, if the provider takes so many in one request.
         approve: is called before each call of a tool for which `LoopSettings.needs_approval` holds, by default
             destructive ones. Takes an `ApprovalRequest`, returns a `Decision` or an awaitable of one; a plain function
-            runs on the event loop and must not block it. None: calls need no approval.
+            runs on the event loop and must not block it. None asks at the terminal, and refuses such calls where there
+            is none; `allow_all` runs them all.
 
     Raises:
         TypeError: from the constructor, if `pinned` is one text.
@@ -565,7 +568,7 @@ class ToolLoop:
         self._context = context if context is not None else getattr(self.source, "context", None)
         self._rules = in_order(rules)
         self._pinned = None if pinned is None else tuple(pinned)
-        self._approve = None if approve is None else check_hook(approve)
+        self._approve = ask_or_refuse if approve is None else check_hook(approve)
         self._indexes = IndexCache(self.settings.embedder)  # shared by all conversations
         self._model_client = ModelClient(endpoint, ResultCutter(self.settings.result_bytes or 0))
         self._exports = ExportCache(
@@ -574,6 +577,7 @@ class ToolLoop:
             self.settings.list_timeout,
             self.settings.max_tools,
             self._model_client.refused,
+            self._pinned or (),
         )
 
     def __repr__(self) -> str:
@@ -585,7 +589,12 @@ class ToolLoop:
         return self._model_client.takes_tools
 
     async def run(
-        self, messages: Messages, *, context: CallContext | None = None, tool_choice: ToolChoice = "auto"
+        self,
+        messages: Messages,
+        *,
+        context: CallContext | None = None,
+        tool_choice: ToolChoice = "auto",
+        output_type: Any = None,
     ) -> Reply:
         """Runs one turn. Cancelling it cancels the calls that are in flight.
 
@@ -595,15 +604,35 @@ class ToolLoop:
             context: of this turn; None means the context of the loop.
             tool_choice: for the first request of the turn: `auto`, `none`, `required`, or the name of the tool that the
                 model has to call.
+            output_type: the type of `Reply.output`: a dataclass, a TypedDict, a pydantic model or another hint. The
+                model is told its JSON Schema, and an answer that does not fit is sent back once.
 
         Raises:
-            InvalidRequest: the conversation is empty or invalid; `tool_choice` names no offered tool, or the dialect
-                does not have it.
+            InvalidRequest: the conversation is empty or invalid; `tool_choice` or `pinned` names no offered tool, or
+                the dialect does not have the choice.
+            OutputMismatch: the answer does not fit the output type; the error has the reply.
+            SetupError: JSON Schema cannot describe the output type.
             PeerLost, RequestError: the tools cannot be listed.
             EndpointError: the provider reported an error, or its answer broke off.
             Exception: any error of the endpoint's client.
         """
-        return await self._turn(messages, context, tool_choice, None)
+        if output_type is None:
+            return await self._turn(messages, context, tool_choice, None)
+        wanted = OutputType(output_type)
+        first = await self._turn([*conversation(messages), wanted.instruction], context, tool_choice, None)
+        try:
+            return replace(first, output=wanted.read(first.text))
+        except ValueError as error:
+            if first.stopped != "answered":
+                raise OutputMismatch(f"the turn ended as {first.stopped!r}", first) from None
+            items = [*first.items, wanted.repair(str(error))]
+        repaired = await self._turn(items, context, "none", None)
+        calls, rounds = (*first.calls, *repaired.calls), first.rounds + repaired.rounds
+        reply = replace(repaired, calls=calls, rounds=rounds)
+        try:
+            return replace(reply, output=wanted.read(reply.text))
+        except ValueError as error:
+            raise OutputMismatch(str(error), reply) from None
 
     async def stream(
         self, messages: Messages, *, context: CallContext | None = None, tool_choice: ToolChoice = "auto"
@@ -683,7 +712,7 @@ class ToolLoop:
             LoopTools(self.settings, deferred, items, also=chosen_names(tool_choice), automatic=self._deferred),
             RepeatGuard(self.settings.repeats),
             notify,
-            None if self._approve is None else Approval(self._approve, self.settings.needs_approval, notify),
+            None if self._approve is allow_all else Approval(self._approve, self.settings.needs_approval, notify),
         )
         run = TurnRun(self._model_client, self._exports, runner, items, notify)
         return await run.reply(self._rules, tool_choice)

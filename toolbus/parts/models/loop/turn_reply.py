@@ -83,6 +83,7 @@ class Reply:
         reason: why the turn was refused, failed, cut or paused: the provider's stop reason and its details; "" after
             any other end.
         usage: the tokens of all requests of the turn; None if the provider does not report them.
+        output: the answer as a value of the `output_type` of the turn; None without one.
     """
 
     text: str
@@ -93,6 +94,7 @@ class Reply:
     cut: bool = False
     reason: str = ""
     usage: Usage | None = None
+    output: Any = None
 
 
 def conversation(messages: Messages) -> list[HistoryItem]:
