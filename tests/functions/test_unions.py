@@ -219,6 +219,13 @@ def test_models_are_told_apart_by_their_discriminator_and_their_fields() -> None
         assert convert is not None
         assert convert({"kind": "milk", "fat": 1}) == Milk(kind="milk", fat=1.0)
         assert convert({"kind": "tea"}) == Tea()
+    Water = pydantic.create_model("Water", kind=(Literal["water"], "water"), bubbles=(bool, False))
+    either = converter(Tea | Water)
+    assert either is not None
+    assert either({"kind": "water"}) == Water()
+    for told in ({"bubbles": True}, {}):  # a tea without the bubbles would be a wrong success
+        with pytest.raises(ValueError, match="set 'kind' to say which"):
+            either(told)
     both = converter(Bread | ByPhone)
     assert both is not None
     assert both({"flour": "rye", "more": 1}) == Bread(flour="rye")

@@ -252,7 +252,7 @@ def _choice(members: list[Any], above: _Above) -> Converter | None:
     lists = [index for index in plain if _is_list(members[index])]  # before a set of the same items
     order = sorted([*built, *lists], key=lambda index: _rank(members[index]))
     tries = [(_fits(members[index], {}, needed), made[index] or _same) for index in order]
-    models = [(_named(unwrapped(members[index])), made[index] or _same) for index in built if _is_model(members[index])]
+    models = [(_named(unwrapped(members[index]), needed), made[index] or _same) for index in built if _is_model(members[index])]
     rest = next((made[index] for index in plain), None) or _same
     choices = ", ".join(_described(members[index]) for index in built)
     keys = ", ".join(map(repr, sorted(needed)))
@@ -280,10 +280,10 @@ def _is_model(hint: Any) -> bool:
     return hasattr(unwrapped(hint), "model_validate")
 
 
-def _named(kind: Any) -> Test:
+def _named(kind: Any, needed: frozenset[str]) -> Test:
     """Returns a function that tells whether a dict has what a model requires, and those of its choices that it has."""
     fields = _fields(kind) or {}
-    required = {name for name, (_, must) in fields.items() if must}
+    required = {name for name, (_, must) in fields.items() if must} | (needed & fields.keys())
     tests = {name: _fits(hint, {}) for name, (hint, _) in fields.items() if _choices(unwrapped(hint)) is not None}
     return lambda value: (
         isinstance(value, dict)
