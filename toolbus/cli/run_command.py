@@ -24,7 +24,7 @@ from toolbus.common.text import COLOUR_END, drop_unsafe, keep_colours
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from toolbus.processes.loader import OwnRun, Running
+    from toolbus.processes.loader import OwnRun, Running, RunOptions
     from toolbus.processes.output_tail import OutputTails
     from toolbus.processes.plugin_program import PluginProgram
     from toolbus.processes.supervisor import Command, PluginReport, RestartPolicy
@@ -133,7 +133,8 @@ EPILOG = epilog(
     A plugin gets the variables that programs need (PATH, HOME, languages, proxies, Python's own and others) and those
     that --env names; a plugin that reads another one is reported. --secrets names a TOML file that only you can read,
     with a table for each plugin, by its file's name without .py or its folder's name: its keys become variables of that
-    plugin alone. They are in no list of processes and in no /proc/PID/environ.
+    plugin alone. They are in no list of processes and in no /proc/PID/environ. For a folder of drop-in tools the file
+    has no tables; each file of the folder gets those variables that _manifest.json grants it under "secrets".
 
     --exec runs a program in any language as a plugin, for as long as it stays in the foreground, in the directory of
     this command. The command is split into words like a shell's, and no shell runs it: write sh -c '…' for one. The
@@ -237,6 +238,7 @@ def run(
     unfit = [name for name, given in single if given]
     plugin_paths, own = find_plugins(files or [], unfit)
     target = BusTarget(bus, credential)
+    from toolbus.processes.loader import RunOptions
     from toolbus.processes.supervisor import RestartPolicy
 
     output = RecordedOutput(print_json_report if as_json else PrefixedOutput(), tail_bytes, own)
@@ -249,7 +251,8 @@ def run(
         commands = plugin_commands_of(wanted, target, _requests(env, entries), secrets, output)
         plugins = _supervised(replicated(commands, replicas), output, restarts, stop_seconds, watch=watch)
     else:
-        plugins = _start(own, target, output, restarts, stop_seconds, require_manifest)
+        options = RunOptions(*target.read(), output, restarts, stop_seconds, require_manifest, secrets)
+        plugins = _start(own, options)
 
     note = json_note("text", plugin=OWN_NAME, event="output", stream="stderr") if as_json else text_note
     try:
@@ -289,21 +292,12 @@ def _supervised(
     return supervisor
 
 
-def _start(
-    own: OwnRun,
-    target: BusTarget,
-    emit: Callable[[PluginReport], None],
-    restarts: RestartPolicy,
-    stop_seconds: float,
-    require_manifest: bool,
-) -> Running:
+def _start(own: OwnRun, options: RunOptions) -> Running:
     """Returns what a loader runs itself; ends the command if that cannot run here."""
     from toolbus.errors import SetupError
-    from toolbus.processes.loader import RunOptions
 
-    address, credential = target.read()
     try:
-        return own.start(RunOptions(address, credential, emit, restarts, stop_seconds, require_manifest))
+        return own.start(options)
     except SetupError as error:
         terminal.fail(str(error), terminal.USAGE)
 

@@ -86,6 +86,7 @@ class RunOptions:
         restarts: when a process that died is started again.
         stop_seconds: how long plugins may take to finish their calls.
         require_manifest: whether a folder without a `_manifest.json` loads nothing.
+        secrets: a file of variables for tools that a `_manifest.json` grants them; None without one.
     """
 
     address: BusAddress
@@ -94,6 +95,7 @@ class RunOptions:
     restarts: RestartPolicy
     stop_seconds: float
     require_manifest: bool
+    secrets: Path | None = None
 
 
 class Running(Protocol):

@@ -91,9 +91,9 @@ class DropinLoader(Loader):
             raise SetupError(f"{folder} has a {_OF_A_PLUGIN}, which nothing reads here{missing_loaders()}")
         if "--exec" in options:
             raise SetupError(f"{folder} holds drop-in tools, and --exec runs a plugin: run them by two commands")
-        if options:
+        if unfit := [each for each in options if each != "--secrets"]:
             raise SetupError(
-                f"{next(iter(options))} is for plugin files: name the variables of a tool in the folder's "
+                f"{unfit[0]} is for plugin files: name the variables of a tool in the folder's "
                 '_manifest.json ({"files": {"FILE.py": {"secrets": ["NAME"]}}})'
             )
         return ToolFolderRun(folder, only)
@@ -137,7 +137,8 @@ class ToolFolderRun:
         """Returns what runs it.
 
         Raises:
-            SetupError: the bus is on another machine, or the library that watches folders is not installed.
+            SetupError: the bus is on another machine, the library that watches folders is not installed, or the file of
+                secrets is refused.
         """
         if options.address.tls and not options.address.is_local:
             raise SetupError(
@@ -145,11 +146,13 @@ class ToolFolderRun:
                 f"and {options.address} is another one: run them there"
             )
         from toolbus.parts.dropin.tool_folder import ToolFolder
+        from toolbus.processes.child_environment import read_variables
 
         folder = ToolFolder(
             self._folder,
             "",
             options.emit,
+            environment={**os.environ, **(read_variables(options.secrets) if options.secrets is not None else {})},
             require_manifest=options.require_manifest,
             only=self._only,
             restarts=options.restarts,

@@ -201,8 +201,8 @@ class SpindleServices:
                 raise self._refused(f"the secret {quote(str(name))}", "secrets", str(name).upper())
             return value
         raise SetupError(
-            f"spindle.enclave.{function} does not exist here: an operator puts secrets into the file of `--secrets`, "
-            f'and grants them in {FILE} under "secrets"'
+            f"spindle.enclave.{function} does not exist here: an operator sets secrets as variables of the bus, or in "
+            f'the file of `toolbus run --secrets`, and grants them in {FILE} under "secrets"'
         )
 
 
