@@ -294,11 +294,10 @@ def test_a_variable_that_is_not_set_is_wrong_usage(tmp_path: Path) -> None:
     assert "no variable 'MISSING' is set: export it, or give its value as MISSING=VALUE" in ended.stderr
 
 
-@pytest.mark.parametrize("words", [("--env", "A=b"), ("--secrets", "s.toml")])
-def test_a_folder_of_drop_in_tools_has_its_variables_from_its_manifest(tmp_path: Path, words: tuple[str, str]) -> None:
-    ended = toolbus("run", tmp_path, *words)
+def test_a_folder_of_drop_in_tools_has_its_variables_from_its_manifest(tmp_path: Path) -> None:
+    ended = toolbus("run", tmp_path, "--env", "A=b")
     assert ended.returncode == 2
-    assert f"{words[0]} is for plugin files" in ended.stderr
+    assert "--env is for plugin files" in ended.stderr
     assert "_manifest.json" in ended.stderr
 
 

@@ -252,7 +252,11 @@ def _choice(members: list[Any], above: _Above) -> Converter | None:
     lists = [index for index in plain if _is_list(members[index])]  # before a set of the same items
     order = sorted([*built, *lists], key=lambda index: _rank(members[index]))
     tries = [(_fits(members[index], {}, needed), made[index] or _same) for index in order]
-    models = [(_named(unwrapped(members[index]), needed), made[index] or _same) for index in built if _is_model(members[index])]
+    models = [
+        (_named(unwrapped(members[index]), needed), made[index] or _same)
+        for index in built
+        if _is_model(members[index])
+    ]
     rest = next((made[index] for index in plain), None) or _same
     choices = ", ".join(_described(members[index]) for index in built)
     keys = ", ".join(map(repr, sorted(needed)))

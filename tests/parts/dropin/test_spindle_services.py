@@ -17,6 +17,7 @@ from tests.parts.dropin.loaded_files import call
 from tests.parts.dropin.script_cases import Load, load
 from tests.parts.dropin.test_spindle_scripts import answering
 from tests.support.tool_folders import offered_folder
+from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.errors import SetupError
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.scope import ToolScope
@@ -111,12 +112,13 @@ async def test_an_extension_uses_what_its_operator_granted(load: Load, tmp_path:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("spindle.storage.getJson('x')", '{"write": ["/a/folder/of/its/own"]}'),
-        ("spindle.userStorage.write('x', 'y', 'u')", '{"write": ["/a/folder/of/its/own"]}'),
-        ("spindle.cors('https://api.example.org/v1')", '{"connect": ["api.example.org:443"]}'),
-        ("fetch('http://[2001:db8::1]:81/')", '{"connect": ["[2001:db8::1]:81"]}'),
-        ("spindle.enclave.get('api_key')", '{"secrets": ["API_KEY"]}'),
-        ("spindle.enclave.put('k', 'v')", "an operator puts secrets into the file of `--secrets`"),
+        ("spindle.storage.getJson('x')", 'add "/a/folder/of/its/own" to the list "write" of'),
+        ("spindle.userStorage.write('x', 'y', 'u')", 'add "/a/folder/of/its/own" to the list "write" of'),
+        ("spindle.cors('https://api.example.org/v1')", 'add "api.example.org:443" to the list "connect" of'),
+        ("fetch('http://[2001:db8::1]:81/')", 'add "[2001:db8::1]:81" to the list "connect" of'),
+        ("spindle.enclave.get('api_key')", 'add "API_KEY" to the list "secrets" of'),
+        ("spindle.enclave.put('k', 'v')", "does not exist here: an operator sets secrets as variables of the bus"),
+        ("spindle.oauth.getToken()", "does not exist here: ask an API with spindle.cors"),
     ],
 )
 async def test_without_a_grant_the_error_names_the_line_that_grants_it(load: Load, text: str, line: str) -> None:
@@ -124,6 +126,7 @@ async def test_without_a_grant_the_error_names_the_line_that_grants_it(load: Loa
     assert result.error is not None
     assert line in result.error.message
     assert "_manifest.json" in result.error.message
+    assert Tripwire().check_result("t", result.to_wire()) is None, "the bus lets the remedy through"
 
 
 def test_what_is_stored_stays_below_its_folder_and_apart_by_user(tmp_path: Path) -> None:
@@ -178,8 +181,8 @@ def test_a_request_reaches_what_was_granted_and_nothing_else(
     base = f"http://127.0.0.1:{port}"
     assert json.loads(granted.answer("cors", [f"{base}/to/{base}/b"], None)["body"])["path"] == "/b"
     refused = {
-        f"{base}/to/http://127.0.0.2:{port}/": f'"connect": ["127.0.0.2:{port}"]',
-        f"http://127.0.0.1:{port + 1}/": f'"connect": ["127.0.0.1:{port + 1}"]',
+        f"{base}/to/http://127.0.0.2:{port}/": f'"127.0.0.2:{port}" to the list "connect"',
+        f"http://127.0.0.1:{port + 1}/": f'"127.0.0.1:{port + 1}" to the list "connect"',
         "file:///etc/hostname": "is not an address like",
         "nothing": "is not an address like",
         f"{base}/to/to": "redirects",

@@ -70,6 +70,28 @@ def test_run_offers_a_folder_and_prints_its_events(tmp_path: Path, tools: Path, 
         assert "dropin#1 * ended (exit code 0)\n" in running.err
 
 
+KEYS = """import os
+TOOL_NAME, TOOL_DESCRIPTION = "keys", "Names its keys."
+def run(): return [name for name in ("GRANTED", "OTHER") if name in os.environ]
+"""
+
+
+def test_a_file_of_secrets_gives_each_file_what_the_manifest_grants_it(tmp_path: Path, tools: Path, bus: str) -> None:
+    (tools / "a.py").write_text(KEYS)
+    (tools / "_manifest.json").write_text('{"files": {"a.py": {"secrets": ["GRANTED"]}}}')
+    secrets = tmp_path / "secrets.toml"
+    secrets.write_text('GRANTED = "1"\nOTHER = "2"\n')
+    secrets.chmod(0o644)
+    refused = toolbus("run", tools, "--bus", bus, "--secrets", secrets)
+    assert (refused.returncode, "chmod 600" in refused.stderr) == (2, True)
+    secrets.chmod(0o600)
+    with Running(tmp_path, "run", tools, "--bus", bus, "--secrets", secrets) as running:
+        running.says("offers keys (")
+        assert _call(bus, "keys") == ["GRANTED"]
+        running.send(signal.SIGTERM)
+        assert running.code() == 0
+
+
 def test_run_prints_everything_as_json_lines(tmp_path: Path, tools: Path, bus: str) -> None:
     (tools / "a.py").write_text(tool("one", "1", "print('hello')"))
     with Running(tmp_path, "run", tools, "--bus", bus, "--json") as running:

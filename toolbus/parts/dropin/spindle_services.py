@@ -84,8 +84,11 @@ class SpindleServices:
                 return self._stored(service, function, list(arguments), user)
 
     def _refused(self, what: str, key: str, value: str) -> SetupError:
-        entry = json.dumps({key: [value]}, ensure_ascii=False)
-        return SetupError(f"{what} is not granted: add {entry} to the entry of {quote(self._file)} in {FILE}")
+        # No JSON: a result with a field "secrets" is blocked, that of an error too.
+        return SetupError(
+            f'{what} is not granted: add {json.dumps(value, ensure_ascii=False)} to the list "{key}" of '
+            f"{quote(self._file)} in {FILE}"
+        )
 
     # -- HTTP ------------------------------------------------------------------------------------------------------
 
@@ -200,10 +203,7 @@ class SpindleServices:
             if variable is None:
                 raise self._refused(f"the secret {quote(str(name))}", "secrets", str(name).upper())
             return value
-        raise SetupError(
-            f"spindle.enclave.{function} does not exist here: an operator sets secrets as variables of the bus, or in "
-            f'the file of `toolbus run --secrets`, and grants them in {FILE} under "secrets"'
-        )
+        raise SetupError(f"spindle.enclave.{function} does not exist here")
 
 
 _FUNCTIONS = ("getJson", "setJson", "read", "write", "exists", "list", "delete", "mkdir", "move", "stat")

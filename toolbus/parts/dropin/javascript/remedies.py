@@ -47,13 +47,24 @@ NAMES: Mapping[str, str] = {
 MEMBERS: Mapping[str, str] = {
     "generate": "ask the host's model with spindle.generate.quiet or raw",
     "ephemeral": "an extension keeps files in spindle.storage, and other values in a variable",
-    **dict.fromkeys(("oauth", "webSearch"), _NETWORK),
+    "enclave": (
+        "an operator sets secrets as variables of the bus, or in the file of `toolbus run --secrets`, and "
+        "grants them in _manifest.json"
+    ),
+    **dict.fromkeys(
+        ("oauth", "webSearch"),
+        "ask an API with spindle.cors, whose host an operator grants under `connect` in _manifest.json, or write the "
+        "tool as a plugin in any language",
+    ),
     **dict.fromkeys(
         ("chat", "chats", "characters", "personas", "world_books", "databanks", "presets", "memories"),
         "what the host shows of the conversation is in `contextMessages` and `args.context`",
     ),
 }
-_SPINDLE_OTHER = "of `spindle` there are registerTool, unregisterTool, on('TOOL_INVOCATION'), permissions and log"
+_SPINDLE_OTHER = (
+    "of `spindle` there are registerTool, unregisterTool, on('TOOL_INVOCATION'), permissions, generate, cors, storage, "
+    "userStorage, enclave, manifest and log"
+)
 
 # Members that announce something, which has no effect here and needs no answer; for Python and JavaScript.
 ANNOUNCES = re.compile(r"spindle\.((register|unregister|update|send|on)[A-Z]\w*|(\w+\.)+(on[A-Z]\w*|register))")
