@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from toolbus.parts.dropin.file_result import unknown_tool
     from toolbus.parts.dropin.group import Group, groups
     from toolbus.parts.dropin.manifest import FileGrants, Manifest, Target, append, load_manifest, read_manifest
+    from toolbus.parts.dropin.script_runs import run_script
     from toolbus.parts.dropin.visibility import may_see, visible
 
 __all__ = [
     # for the files themselves
-    "register_tool", "llm_tool_register", "may_see", "visible",
+    "register_tool", "llm_tool_register", "may_see", "visible", "run_script",
     # loading a folder
     "load_folder", "load_files", "tool_files", "Loaded", "FileProblem",
     # grants, and which files share a process
@@ -36,6 +37,7 @@ __getattr__, __dir__ = lazily(
         "parts.dropin.file_loader": "FileProblem Loaded load_files load_folder tool_files",
         "parts.dropin.file_result": "unknown_tool",
         "parts.dropin.group": "Group groups",
+        "parts.dropin.script_runs": "run_script",
         "parts.dropin.visibility": "may_see visible",
     },
 )
