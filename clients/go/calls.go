@@ -193,7 +193,8 @@ func (p *peer) send(a *ask, link *link) {
 	default:
 		link.pending[a.id] = a
 		a.sentOn = link
-		link.put(fieldCalls, bytes, a.id, false)
+		link.followers--
+		link.put(fieldCalls, bytes, a.id, link.followers > 0 && time.Now().Before(link.followUntil))
 	}
 }
 
@@ -328,6 +329,8 @@ func (p *peer) onResults(results []*pb.ToolResult, link *link) {
 	if len(results) == 0 {
 		return
 	}
+	// Those who waited for the results are likely to call again: their calls then go in one message.
+	link.followers, link.followUntil = len(results), time.Now().Add(hold)
 	for _, result := range results {
 		if a := link.pending[result.CallId]; a != nil {
 			delete(link.pending, result.CallId)

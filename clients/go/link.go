@@ -17,7 +17,7 @@ const (
 	messageItems = 128
 	messageBytes = 1 << 20
 	margin       = 1024                   // bytes of a message that its one item must leave free
-	hold         = time.Millisecond       // that the results of calls of one message may wait for each other
+	hold         = time.Millisecond       // that the results of calls of one message may wait for each other, and calls that are made together
 	leaveTime    = 2 * time.Second        // for the bus to end the stream after our drain, and again after our half-close
 	tick         = 500 * time.Millisecond // between two looks at the clock; later by as much means a standstill
 )
@@ -50,7 +50,7 @@ type outbox struct {
 	ready       chan struct{} // tells the writer to look; has room for one
 	mutex       *sync.Mutex   // of the peer
 	items       []item
-	holding     bool // whether all items are results that wait for others
+	holding     bool // whether all items are results or calls that wait for others
 	closed      bool
 	resultBytes int // the largest payload of a result that the bus takes
 	largestItem int // in bytes; a larger item would end the stream
@@ -158,6 +158,8 @@ type link struct {
 	heartbeat     time.Duration
 	leaveTimer    *time.Timer // half-closes, then cancels; nil while calls are left
 	ids           int
+	followers     int       // how many calls may follow the newest results, and wait for each other
+	followUntil   time.Time // until when they may
 }
 
 func newLink(mutex *sync.Mutex, giveUp context.CancelCauseFunc, callsInFlight int) *link {

@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -83,6 +84,8 @@ type peer struct {
 	log      *slog.Logger
 	ended    chan struct{} // closed when run has returned
 	leaving  chan struct{} // closed when this peer is to leave
+	work     chan *run     // takes calls for goroutines that have answered earlier ones
+	idle     atomic.Int32  // how many goroutines wait for work
 	catalogs feed[CatalogChange]
 	notes    feed[Notification]
 
@@ -132,7 +135,7 @@ func newPeer(source string, options Options, role role) (*peer, error) {
 	return &peer{
 		address: cmp.Or(options.Address, os.Getenv("TOOLBUS_ADDRESS"), credential["address"], defaultAddress),
 		source:  source, options: options, role: role, log: options.Log,
-		ended: make(chan struct{}), leaving: make(chan struct{}), changed: make(chan struct{}), answered: -1,
+		ended: make(chan struct{}), leaving: make(chan struct{}), work: make(chan *run), changed: make(chan struct{}), answered: -1,
 		refused: map[toolKey]RefusedTool{}, waitingTools: map[toolKey]bool{}, shownWaiting: map[toolKey]bool{},
 		catalog: map[ToolRef]ListedTool{}, unfinished: map[*ask]bool{},
 	}, nil

@@ -60,7 +60,7 @@ func (p *Plugin) add(tool Tool, in, out reflect.Type, handler func(context.Conte
 	}
 	p.peer.mutex.Lock()
 	defer p.peer.mutex.Unlock()
-	place := p.place(tool.Name)
+	place := p.peer.place(tool.Name)
 	if err == nil && place >= 0 && !tool.Replace {
 		err = setupErrorf("there already is a tool %q: set Replace, or rename one", tool.Name)
 	}
@@ -70,6 +70,7 @@ func (p *Plugin) add(tool Tool, in, out reflect.Type, handler func(context.Conte
 		}
 		return err
 	}
+	p.peer.tools = slices.Clone(p.peer.tools) // calls that are looked up have the list before
 	if added := (&offered{declaration, handler}); place >= 0 {
 		p.peer.tools[place] = added
 	} else {
@@ -80,8 +81,8 @@ func (p *Plugin) add(tool Tool, in, out reflect.Type, handler func(context.Conte
 	return nil
 }
 
-func (p *Plugin) place(name string) int {
-	return slices.IndexFunc(p.peer.tools, func(each *offered) bool { return each.declaration.Name == name })
+func (p *peer) place(name string) int {
+	return slices.IndexFunc(p.tools, func(each *offered) bool { return each.declaration.Name == name })
 }
 
 // RemoveTool withdraws a tool; its calls in flight are finished. It returns whether there was one.
@@ -91,9 +92,9 @@ func (p *Plugin) RemoveTool(name string) bool {
 	}
 	p.peer.mutex.Lock()
 	defer p.peer.mutex.Unlock()
-	place := p.place(name)
+	place := p.peer.place(name)
 	if place >= 0 {
-		p.peer.tools = slices.Delete(p.peer.tools, place, place+1)
+		p.peer.tools = slices.Delete(slices.Clone(p.peer.tools), place, place+1)
 		p.peer.version++
 		p.peer.toolsChanged()
 	}

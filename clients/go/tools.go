@@ -20,7 +20,12 @@ import (
 	"toolbus/internal/pb"
 )
 
-const errorBytes = 16_384 // of the text of an error
+const (
+	errorBytes  = 16_384 // of the text of an error
+	idleWorkers = 64     // goroutines that wait for calls
+)
+
+var errCallEnded = errors.New("the call has ended")
 
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 
@@ -96,9 +101,14 @@ type offered struct {
 //
 // The error is a [*SetupError]; a plugin that is not connected yet also returns it from Run, Start and Ready.
 func AddTool[In, Out any](plugin *Plugin, tool Tool, handler func(context.Context, In) (Out, error)) error {
-	return plugin.add(tool, reflect.TypeFor[In](), reflect.TypeFor[Out](), func(ctx context.Context, text string) (any, error) {
+	kind := reflect.TypeFor[In]()
+	decode := decodeJSON
+	if !holdsAny(kind, map[reflect.Type]bool{}) {
+		decode = func(text string, into any) error { return json.Unmarshal([]byte(text), into) }
+	}
+	return plugin.add(tool, kind, reflect.TypeFor[Out](), func(ctx context.Context, text string) (any, error) {
 		var arguments In
-		if err := decodeJSON(text, &arguments); err != nil {
+		if err := decode(text, &arguments); err != nil {
 			text := fmt.Sprintf("the arguments do not fit the tool: %v", err)
 			return nil, &refusal{failed(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)}
 		}
@@ -198,7 +208,28 @@ func (p *peer) beginCalls(calls []*pb.ToolCall, link *link) {
 		run := &run{call: call, link: link, left: &left}
 		run.ctx, run.cancel = context.WithCancelCause(context.Background())
 		link.running[call.CallId] = run
-		go p.serveCall(run)
+		select {
+		case p.work <- run:
+		default:
+			go p.workOn(run)
+		}
+	}
+}
+
+// workOn answers a call, then others that come: a goroutine that has grown its stack is cheaper than a new one.
+func (p *peer) workOn(run *run) {
+	for {
+		p.serveCall(run)
+		if p.idle.Add(1) > idleWorkers {
+			p.idle.Add(-1)
+			return
+		}
+		select {
+		case run = <-p.work:
+			p.idle.Add(-1)
+		case <-p.ended:
+			return
+		}
 	}
 }
 
@@ -228,7 +259,7 @@ func (p *peer) lostTools(link *link) {
 }
 
 func (p *peer) serveCall(run *run) {
-	defer run.cancel(errors.New("the call has ended"))
+	defer run.cancel(errCallEnded)
 	ctx := run.ctx
 	if limit := run.call.TimeoutSeconds; limit > 0 {
 		timed, stop := context.WithTimeout(ctx, seconds(limit))
@@ -268,17 +299,13 @@ func (p *peer) finish(run *run, result []byte) {
 func (p *peer) resultOf(ctx context.Context, scope *ToolScope) (result *pb.ToolResult) {
 	call := scope.run.call
 	p.mutex.Lock()
-	var tool *offered
-	var names []string
-	for _, each := range p.tools {
-		names = append(names, each.declaration.Name)
-		if each.declaration.Name == call.Name {
-			tool = each
-			break
-		}
-	}
+	tools, place := p.tools, p.place(call.Name)
 	p.mutex.Unlock()
-	if tool == nil {
+	if place < 0 {
+		var names []string
+		for _, each := range tools {
+			names = append(names, each.declaration.Name)
+		}
 		text := fmt.Sprintf("this plugin has no tool %q; it has: %s", call.Name, strings.Join(names, ", "))
 		return failed(pb.ErrorCode_ERROR_CODE_NOT_FOUND, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
 	}
@@ -297,7 +324,7 @@ func (p *peer) resultOf(ctx context.Context, scope *ToolScope) (result *pb.ToolR
 		text := fmt.Sprintf("the arguments must be the JSON text of an object, they are %.80s", arguments)
 		return failed(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
 	}
-	output, err := tool.handler(ctx, arguments)
+	output, err := tools[place].handler(ctx, arguments)
 	if err != nil {
 		return failureOf(ctx, err, call)
 	}

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -276,13 +278,32 @@ func toJSON(value any) (string, error) {
 		}
 		return string(raw), nil
 	}
-	var buffer bytes.Buffer
-	encoder := json.NewEncoder(&buffer)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(value); err != nil {
+	writer := writers.Get().(*jsonWriter)
+	defer writers.Put(writer)
+	writer.buffer.Reset()
+	if err := writer.encoder.Encode(value); err != nil {
+		writer.encoder = writer.newEncoder() // an encoder repeats its error
 		return "", err
 	}
-	return strings.TrimSuffix(buffer.String(), "\n"), nil
+	return strings.TrimSuffix(writer.buffer.String(), "\n"), nil
+}
+
+// jsonWriter writes JSON into a buffer of its own.
+type jsonWriter struct {
+	buffer  bytes.Buffer
+	encoder *json.Encoder
+}
+
+var writers = sync.Pool{New: func() any {
+	writer := new(jsonWriter)
+	writer.encoder = writer.newEncoder()
+	return writer
+}}
+
+func (w *jsonWriter) newEncoder() *json.Encoder {
+	encoder := json.NewEncoder(&w.buffer)
+	encoder.SetEscapeHTML(false)
+	return encoder
 }
 
 // argumentsJSON returns arguments as JSON text; text is passed on as it is, so large numbers of a model survive.
@@ -298,6 +319,27 @@ func argumentsJSON(value any) (string, error) {
 		return string(value), nil
 	}
 	return toJSON(value)
+}
+
+// holdsAny tells whether values of a type may have interfaces, whose numbers would lose digits.
+func holdsAny(kind reflect.Type, seen map[reflect.Type]bool) bool {
+	if seen[kind] {
+		return false
+	}
+	seen[kind] = true
+	switch kind.Kind() {
+	case reflect.Interface:
+		return true
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return holdsAny(kind.Elem(), seen)
+	case reflect.Struct:
+		for i := range kind.NumField() {
+			if holdsAny(kind.Field(i).Type, seen) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // decodeJSON reads JSON text; numbers in interfaces become json.Number.
