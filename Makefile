@@ -33,7 +33,7 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all conformance clients mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test test-all conformance clients client-matrix mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean vendor settings
 
 help: ## list the targets
@@ -65,6 +65,9 @@ clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript and Go,
 	@cd clients/go && go build -buildvcs=false -o build/ ./conformance && \
 	PYTHON=$(abspath $(BIN))/python TOOLBUS=$(abspath $(BIN))/toolbus go test -vet=off .
 	@$(BIN)/python -m tests.parts.conformance.clients --check go
+
+client-matrix: $(VENV)/dev.stamp ## have the hosts of every client call the plugins of every other, after make clients (ARGS="python go")
+	@$(BIN)/python -m tests.parts.conformance.matrix $(ARGS)
 
 mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has to be found by its rule (ARGS="CALL LIFE-2")
 	@$(BIN)/python -m tests.parts.conformance.mutants $(ARGS)

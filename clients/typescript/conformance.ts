@@ -98,6 +98,7 @@ async function called(host: Host, args: any): Promise<object> {
   const started = performance.now();
   const options = {
     onProgress: (item: Progress) => items.push(item),
+    ...(args.form ? { onInput: () => args.form as object } : {}),
     ...(args.timeout ? { timeout: args.timeout as number } : {}),
     ...(args.cancel_after === undefined ? {} : { signal: AbortSignal.timeout(args.cancel_after * 1000) }),
   };

@@ -167,6 +167,7 @@ type drive struct {
 	Arguments   json.RawMessage
 	Timeout     float64
 	CancelAfter *float64 `json:"cancel_after"`
+	Form        map[string]any
 	List        bool
 	Watch       int
 	Close       bool
@@ -244,6 +245,9 @@ func called(_ context.Context, host *toolbus.Host, in drive) (any, error) {
 				progress = append(progress, []any{item.Progress, item.Total, item.Message})
 			}
 		},
+	}
+	if in.Form != nil {
+		options.OnInput = func(context.Context, toolbus.AskedQuestion) (any, error) { return in.Form, nil }
 	}
 	result, err := host.Call(ctx, in.Name, in.Arguments, &options)
 	seen := map[string]any{"cancelled": false, "output": nil, "progress": progress, "chunks": chunks}

@@ -212,6 +212,7 @@ class Hosts:
         arguments: dict[str, Any] | None = None,
         timeout: float | None = None,
         cancel_after: float | None = None,
+        form: dict[str, Any] | None = None,
         list: bool = False,
         watch: int = 0,
         close: bool = False,
@@ -228,7 +229,7 @@ class Hosts:
             return {"tools": [tool.name for tool in listing], "revision": listing.revision}
         if watch:
             return {"changes": await _changes(host, watch)}
-        return await _call(host, name, arguments, timeout, cancel_after)
+        return await _call(host, name, arguments, timeout, cancel_after, form)
 
     async def close(self) -> None:
         """Closes all hosts."""
@@ -253,14 +254,20 @@ async def _changes(host: Host, count: int) -> list[dict[str, Any]]:
 
 
 async def _call(
-    host: Host, name: str, arguments: dict[str, Any] | None, timeout: float | None, cancel_after: float | None
+    host: Host,
+    name: str,
+    arguments: dict[str, Any] | None,
+    timeout: float | None,
+    cancel_after: float | None,
+    form: dict[str, Any] | None,
 ) -> dict[str, Any]:
     items: list[Progress] = []
     started = time.monotonic()
     cancelled, result = False, Result()
     try:
         async with asyncio.timeout(cancel_after):
-            result = await host.call(name, arguments, timeout=timeout, on_progress=items.append)
+            on_input = None if form is None else lambda question: form
+            result = await host.call(name, arguments, timeout=timeout, on_progress=items.append, on_input=on_input)
     except TimeoutError:
         cancelled = True
     error = result.error
