@@ -4,12 +4,15 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
 	"iter"
+	"log"
 	"log/slog"
 	"math/big"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -497,4 +500,23 @@ func TestAfterARestartOfTheBusTheToolsAreBackAndACallThatWaitedIsAnswered(t *tes
 	}()
 	startBus(t, "--grpc", "unix:"+socket)
 	equal(t, (<-answered).OutputJSON, `{"city":"Paris","days":["sunny"]}`)
+}
+
+func TestABusThatDoesNotAnswerForTheSakeOfTLSIsExplained(t *testing.T) {
+	server := httptest.NewUnstartedServer(nil)
+	server.EnableHTTP2 = true
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	server.StartTLS()
+	defer server.Close()
+	address := server.Listener.Addr().String()
+	for own, expected := range map[string]string{address: "write tls:" + address, "tls:" + address: "and mtls: in place of tls:"} {
+		host := NewHost(&HostOptions{Options: Options{Address: own, Log: quiet}})
+		defer host.Close()
+		host.peer.begin()
+		check(t, host.peer.until(t.Context(), func() bool { return strings.Contains(host.peer.shown, expected) }))
+	}
+	if _, reached := whyUnanswered("127.0.0.1:1", ""); reached {
+		t.Fatal("nothing listens there")
+	}
 }

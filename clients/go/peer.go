@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -98,6 +99,7 @@ type peer struct {
 	refusal      error         // why run ended; nil unless the bus refused this peer
 	begun        bool
 	shown        string // why the last attempt failed, as it was logged; empty while attached
+	explained    bool   // whether it was looked into why a bus that is there does not answer, or is not needed
 	declarations []int  // the versions of the tools in attaches that the bus has not answered
 	answered     int    // the version of the tools for which the bus has answered last
 	refused      map[toolKey]RefusedTool
@@ -269,12 +271,19 @@ func (p *peer) pause(end end, failures int) bool {
 	p.mutex.Lock()
 	text := fmt.Sprintf("not attached to %s (%s: %s): trying again, at least every %v", p.address, end.code, end.text, longest)
 	shown, left := p.shown, p.left
-	p.shown = text
+	if !strings.HasPrefix(shown, text) {
+		p.shown = text
+	}
+	explain := !p.explained && end.code == "UNAVAILABLE"
+	p.explained = p.explained || explain
 	p.mutex.Unlock()
+	if explain {
+		go p.explain(text)
+	}
 	if left != "" {
 		return false
 	}
-	if text != shown {
+	if text != shown && !strings.HasPrefix(shown, text+": ") {
 		p.log.Warn("toolbus: " + text)
 	}
 	timer := time.NewTimer(mathrand.N(min(longest, first<<min(failures, 10)) + 1))
@@ -285,6 +294,20 @@ func (p *peer) pause(end end, failures int) bool {
 	case <-p.leaving:
 		return false
 	}
+}
+
+// explain logs why a bus that is there does not answer, if that can be found out.
+func (p *peer) explain(text string) {
+	why, reached := whyUnanswered(p.address, p.options.Credential)
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if why != "" && p.attached == nil {
+		p.warn("%s", why)
+		if p.shown == text {
+			p.shown += ": " + why
+		}
+	}
+	p.explained = reached
 }
 
 // serve runs one stream from its attach to its end; it returns its status, and how long the session was live.
@@ -476,7 +499,7 @@ func (p *peer) onAttached(attached *pb.Attached, link *link) {
 	}
 	if link.attached == nil {
 		link.open(attached)
-		p.shown = ""
+		p.shown, p.explained = "", true
 		if left := seconds(attached.ExpiresSeconds); left > 0 && left < expiryWarning {
 			p.warn("the key of %s expires in %.1f hours: renew it", attached.Identity, left.Hours())
 		}

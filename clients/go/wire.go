@@ -32,7 +32,9 @@ import (
 
 const (
 	service = "/toolbus.v1.ToolBusService/"
-	window  = 4 << 20 // bytes that the bus may send before this process has read them
+	// probeTime is how long whyUnanswered waits for each answer.
+	probeTime = 3 * time.Second
+	window    = 4 << 20 // bytes that the bus may send before this process has read them
 )
 
 var (
@@ -112,6 +114,50 @@ func dialing(address string, credential map[string]string) (string, string, cred
 		return prefix, target, credentials.NewTLS(config), nil
 	}
 	return "", address, insecure.NewCredentials(), nil
+}
+
+// whyUnanswered finds out why nothing answers at an address although there is a listener: gRPC does not say that it is
+// spoken to without TLS, or that it ended the connection because of a client's certificate. It returns how to fix that,
+// empty where it knows nothing better, and whether there was a listener. It sends nothing secret, so it checks nothing.
+func whyUnanswered(address, credentialPath string) (string, bool) {
+	prefix, isTLS := "", false
+	target := address
+	for _, each := range []string{"tls:", "mtls:"} {
+		if rest, has := strings.CutPrefix(address, each); has {
+			prefix, target, isTLS = each, rest, true
+		}
+	}
+	if strings.HasPrefix(target, "unix:") {
+		return "", true
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, NextProtos: []string{"h2"}}
+	if credential, err := readCredential(credentialPath); err == nil {
+		if pair, err := tls.X509KeyPair([]byte(credential["certificate"]), []byte(credential["key"])); err == nil {
+			config.Certificates = []tls.Certificate{pair}
+		}
+	}
+	plain, err := net.DialTimeout("tcp", target, probeTime)
+	if err != nil {
+		return "", false
+	}
+	defer plain.Close()
+	_ = plain.SetDeadline(time.Now().Add(probeTime))
+	secure := tls.Client(plain, config)
+	if secure.Handshake() != nil {
+		return "", true // the listener is plain, as the address says, or gRPC's own text says more
+	}
+	if !isTLS {
+		return "the bus at this address shows a certificate: write tls:" + address + ", or mtls:" + address, true
+	}
+	answer := make([]byte, 9) // the head of the server's SETTINGS
+	_, _ = secure.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+	if _, err = io.ReadFull(secure, answer); err == nil {
+		return "", true
+	}
+	if len(config.Certificates) == 0 {
+		return "the bus ends connections without a client certificate: use a credential that has one, and mtls: in place of " + prefix, true
+	}
+	return "the bus does not accept the client certificate of the credential, which has expired or is of another authority: renew it", true
 }
 
 func (c *connection) outgoing(ctx context.Context) context.Context {
