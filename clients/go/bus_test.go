@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"log"
@@ -519,4 +520,24 @@ func TestABusThatDoesNotAnswerForTheSakeOfTLSIsExplained(t *testing.T) {
 	if _, reached := whyUnanswered("127.0.0.1:1", ""); reached {
 		t.Fatal("nothing listens there")
 	}
+}
+
+func TestToolsThatDoNotFitIntoOneMessageAreOfferedByFurtherOnes(t *testing.T) {
+	address, _ := startBus(t)
+	plugin := NewPlugin("many", &PluginOptions{Options: Options{Address: address, Log: quiet}})
+	const count = 70
+	for i := range count {
+		tool := Tool{Name: fmt.Sprintf("tool_%d", i), Metadata: map[string]string{"text": strings.Repeat("x", 250_000)}}
+		if i == count-1 {
+			tool.Parameters = json.RawMessage(`{"type":"strin"}`)
+		}
+		check(t, AddTool(plugin, tool, getWeather))
+	}
+	check(t, plugin.Ready(t.Context()))
+	defer plugin.Close(t.Context())
+	equal(t, plugin.Refused()[0].Name, "tool_69")
+	host := NewHost(&HostOptions{Options: Options{Address: address, Log: quiet}})
+	defer host.Close()
+	equal(t, len(must[*Listing](t)(host.List(t.Context(), nil)).Tools), count-1)
+	equal(t, must[*Result](t)(host.Call(t.Context(), "tool_68", place{"Oslo", 1}, nil)).IsError, false)
 }

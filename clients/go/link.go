@@ -149,6 +149,7 @@ type link struct {
 	attachedAt    time.Time    // of that answer
 	heardAt       time.Time    // the start of the stream, or the bus's last message
 	declared      int          // the version of the tools in the newest attach
+	pages         [][]*pb.Tool // tools of that attach that did not fit into it
 	declaring     bool         // whether another attach is about to be made
 	subscribed    int          // how many feeds the newest attach subscribed to
 	drainSent     bool

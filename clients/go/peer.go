@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"toolbus/internal/pb"
 )
@@ -30,6 +31,7 @@ const (
 	missedHeartbeats = 4                  // after so many intervals without a message the bus counts as lost
 	steady           = time.Second        // a session that lived so long resets the backoff
 	expiryWarning    = 7 * 24 * time.Hour // before a key expires: then a warning is logged
+	attachBytes      = 12 << 20           // of the tools in one request; those that do not fit follow by Register
 	joinChanges      = time.Millisecond   // changes of the tools within this time go into one attach
 )
 
@@ -96,6 +98,7 @@ type peer struct {
 	connection   *connection   // of that stream
 	attached     *pb.Attached  // the first answer on the current stream; nil without a session that takes calls
 	left         string        // why this peer does not attach again; empty while it does
+	fatal        error         // why the bus refused tools that are to be offered all or none; nil otherwise
 	refusal      error         // why run ended; nil unless the bus refused this peer
 	begun        bool
 	shown        string // why the last attempt failed, as it was logged; empty while attached
@@ -244,6 +247,9 @@ func (p *peer) live() error {
 	keyEnded := false // whether the session before ended because the bus no longer accepts its key
 	for {
 		end, lived, err := p.serve()
+		p.mutex.Lock()
+		err = cmp.Or(err, p.fatal)
+		p.mutex.Unlock()
 		if err != nil {
 			return err
 		}
@@ -415,14 +421,62 @@ func (p *peer) declare(link *link) {
 		attach.Subscribe = append(attach.Subscribe, pb.Subscription_SUBSCRIPTION_NOTIFICATIONS)
 	}
 	link.subscribed = len(attach.Subscribe)
-	for _, tool := range p.tools {
-		attach.Tools = append(attach.Tools, tool.declaration)
+	if attach.Tools, link.pages = nil, pagesOf(p.tools); len(link.pages) > 0 {
+		attach.Tools, link.pages = link.pages[0], link.pages[1:]
 	}
 	if link.attached == nil {
 		p.declarations = nil
 	}
 	p.declarations = append(p.declarations, link.declared)
 	link.putMessage(fieldAttach, attach)
+}
+
+// pagesOf returns tools in as many lists as requests are needed for them.
+func pagesOf(tools []*offered) [][]*pb.Tool {
+	var pages [][]*pb.Tool
+	room := 0
+	for _, tool := range tools {
+		size := proto.Size(tool.declaration)
+		if room -= size; len(pages) == 0 || room < 0 {
+			pages = append(pages, nil)
+			room = attachBytes - size
+		}
+		last := &pages[len(pages)-1]
+		*last = append(*last, tool.declaration)
+	}
+	return pages
+}
+
+// register offers the tools that did not fit into the attach.
+func (p *peer) register(
+	link *link, connection *connection, session string, pages [][]*pb.Tool, version int, before map[toolKey]RefusedTool,
+) {
+	ctx, cancel := context.WithTimeout(context.Background(), longestTime)
+	defer cancel()
+	for _, tools := range pages {
+		request := &pb.RegisterRequest{SessionId: session, Tools: tools, AllOrNone: p.role.allOrNone}
+		response, err := connection.register(ctx, request)
+		p.mutex.Lock()
+		if refused := new(RequestError); link == p.link && errors.As(err, &refused) {
+			p.warn("the bus refused tools that did not fit into one message: %v", refused)
+			if p.role.allOrNone {
+				p.fatal = err
+			}
+			link.giveUp(err)
+		} else if link == p.link && err == nil {
+			p.noteTools(response.Refused, response.Waiting, before)
+		}
+		p.mutex.Unlock()
+		if err != nil {
+			return // the stream ends, too
+		}
+	}
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if link == p.link {
+		p.answered = version
+		p.notifyChanged()
+	}
 }
 
 // toolsChanged attaches again if the tools have changed; changes that come together go into one attach.
@@ -487,15 +541,21 @@ func (p *peer) receive(message *pb.InvokeResponse, link *link) {
 
 // onAttached takes the answer to an attach; the first one opens the session.
 func (p *peer) onAttached(attached *pb.Attached, link *link) {
-	if len(attached.Refused) > 0 && attached.RefusedTotal == 0 {
+	before, itself := p.refused, len(attached.Refused) > 0 && attached.RefusedTotal == 0
+	if itself {
 		p.warn("the bus refused the tools: %s", attached.Refused[0].Error) // the attach itself: everything stays as it was
 	} else {
-		before := p.refused
 		p.refused, p.waitingTools = map[toolKey]RefusedTool{}, map[toolKey]bool{}
 		p.noteTools(attached.Refused, attached.Waiting, before)
 	}
 	if len(p.declarations) > 0 {
-		p.answered, p.declarations = p.declarations[0], p.declarations[1:]
+		version := p.declarations[0]
+		p.declarations = p.declarations[1:]
+		if len(p.declarations) == 0 && len(link.pages) > 0 && !itself {
+			go p.register(link, p.connection, attached.SessionId, link.pages, version, before)
+		} else {
+			p.answered = version
+		}
 	}
 	if link.attached == nil {
 		link.open(attached)
