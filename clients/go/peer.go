@@ -457,6 +457,10 @@ func (p *peer) register(
 		request := &pb.RegisterRequest{SessionId: session, Tools: tools, AllOrNone: p.role.allOrNone}
 		response, err := connection.register(ctx, request)
 		p.mutex.Lock()
+		if link.declared != version { // a later attach declares them again
+			p.mutex.Unlock()
+			return
+		}
 		if refused := new(RequestError); link == p.link && errors.As(err, &refused) {
 			p.warn("the bus refused tools that did not fit into one message: %v", refused)
 			if p.role.allOrNone {

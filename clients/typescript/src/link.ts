@@ -6,7 +6,7 @@
 import { create, toBinary, type DescMessage, type MessageInitShape, type MessageShape } from "@bufbuild/protobuf";
 
 import { AttachSchema, DrainSchema, HeartbeatSchema, type Attached } from "./gen/toolbus/v1/tool_bus_service_pb.js";
-import { ToolCallSchema, ToolCancelSchema, ToolProgressSchema, ToolResultSchema, type ToolCall } from "./gen/toolbus/v1/tool_pb.js";
+import { ToolCallSchema, ToolCancelSchema, ToolProgressSchema, ToolResultSchema, type ToolCall, type ToolSchema } from "./gen/toolbus/v1/tool_pb.js";
 import type { Ask } from "./calls.js";
 import type { Run } from "./tools.js";
 
@@ -140,6 +140,7 @@ export class Link {
   attachedAt = 0; // the time of that answer
   heardAt = performance.now(); // the start of the stream, or the bus's last message
   declared = 0; // the version of the tools in the newest attach
+  pages: MessageInitShape<typeof ToolSchema>[][] = []; // tools of that attach that did not fit into it
   subscribed = 0; // how many feeds the newest attach subscribed to
   drainSent = false;
   drainReceived = false;

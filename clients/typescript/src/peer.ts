@@ -6,17 +6,19 @@
 import { randomBytes } from "node:crypto";
 
 import { Calls } from "./calls.js";
-import { Subscription, type Attached, type Event, type InvokeResponse, type RefusedTool as WireRefused, type WaitingTool as WireWaiting } from "./gen/toolbus/v1/tool_bus_service_pb.js";
+import { RegisterRequestSchema, RegisterResponseSchema, Subscription, type Attached, type Event, type InvokeResponse, type RefusedTool as WireRefused, type WaitingTool as WireWaiting } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import { Link, TICK_MS } from "./link.js";
 import { changeFromWire, notificationFromWire, type CatalogChange, type ListedTool, type Notification } from "./shapes.js";
 import { Tools } from "./tools.js";
 import { PeerLost, RequestError, SetupError, ToolBusError } from "./values.js";
-import { Connection, readCredential, type End, type Stream } from "./wire.js";
+import { Connection, readCredential, whyUnanswered, type End, type Stream } from "./wire.js";
 
 const ADDRESS = "127.0.0.1:48930";
 const ATTACH_MS = 10_000; // for connecting, and for the answer to the attach
 const MISSED_HEARTBEATS = 4; // after so many intervals without a message the bus counts as lost
 const STEADY_MS = 1000; // a session that lived so long resets the backoff
+const ATTACH_BYTES = 12 * 1024 * 1024; // of the tools in one request; those that do not fit follow by Register
+const REGISTER_SECONDS = 300;
 const EXPIRY_SECONDS = 7 * 86_400; // before a key expires: then a warning is logged
 // After these statuses another attempt would be refused too.
 const FINAL = ["INVALID_ARGUMENT", "FAILED_PRECONDITION", "NOT_FOUND", "PERMISSION_DENIED", "ALREADY_EXISTS", "UNIMPLEMENTED"];
@@ -89,6 +91,8 @@ export class Peer {
   private answered = -1; // the version of the tools for which the bus has answered last
   private readonly shownWaiting = new Set<string>(); // roles and names of the waiting tools that were logged
   private declaring = false; // whether another attach is about to be made
+  private explained = false; // whether it was looked into why a bus that is there does not answer, or is not needed
+  private fatal: ToolBusError | null = null; // why the bus refused tools that are to be offered all or none
   private shown = ""; // why the last attempt failed, as it was logged; empty while attached
   private readonly readers = new Map<Reader<any>, Feed>();
   private readonly subscribed = new Set<Feed>();
@@ -214,6 +218,7 @@ export class Peer {
     try {
       while (!this.left) {
         const { end, lived } = await this.serve();
+        if (this.fatal !== null) throw this.fatal;
         const again = lived < STEADY_MS && (lived < 0 || keyEnded);
         keyEnded = end.code === "UNAUTHENTICATED";
         if (FINAL.includes(end.code) || (keyEnded && again)) throw new RequestError(end.code, end.text);
@@ -273,8 +278,11 @@ export class Peer {
   private async pause(end: End, failures: number): Promise<void> {
     const [first, longest] = PAUSES[end.code] ?? OTHER_PAUSES;
     const text = `not attached to ${this.address} (${end.code}: ${end.text}): trying again, at least every ${longest / 1000} s`;
-    if (text !== this.shown) this.log(text);
-    this.shown = text;
+    if (!this.shown.startsWith(text)) {
+      this.log(text);
+      this.shown = text;
+    }
+    if (end.code === "UNAVAILABLE" && !this.explained) void this.explain(text);
     await new Promise<void>((resolve) => {
       const timer = setTimeout(resolve, Math.random() * Math.min(longest, first * 2 ** Math.min(failures, 10)));
       this.wake = () => {
@@ -284,7 +292,19 @@ export class Peer {
     });
   }
 
+  /** Logs why a bus that is there does not answer, if that can be found out. */
+  private async explain(text: string): Promise<void> {
+    this.explained = true;
+    const { why, reached } = await whyUnanswered(this.address, this.credential);
+    this.explained = reached;
+    if (!why || this.attached !== null || this.left) return;
+    this.log(why);
+    if (this.shown === text) this.shown += `: ${why}`;
+  }
+
   private declare(link: Link): void {
+    const [tools = [], ...pages] = this.tools.pages(ATTACH_BYTES);
+    link.pages = pages;
     link.declared = this.tools.version;
     link.subscribed = this.subscribed.size;
     this.declarations.push(link.declared);
@@ -292,7 +312,7 @@ export class Peer {
     link.outbox.put("attach", {
       ...this.identity,
       protocolVersion: 1,
-      tools: this.tools.declarations(),
+      tools,
       maxInFlight: this.options.maxInFlight ?? 0,
       subscribe: [...this.subscribed].map((feed) => SUBSCRIPTIONS[feed]),
       notificationsAfter: this.newest,
@@ -300,6 +320,29 @@ export class Peer {
       notices: [...(this.role.notices ?? [])],
       allOrNone: this.role.allOrNone ?? false,
     });
+  }
+
+  /** Offers the tools that did not fit into the attach. */
+  private async register(link: Link, sessionId: string, version: number, before: ReadonlyMap<string, RefusedTool>): Promise<void> {
+    const { connection } = this;
+    const allOrNone = this.role.allOrNone ?? false;
+    try {
+      for (const tools of link.pages) {
+        const request = { sessionId, tools, allOrNone };
+        const answer = await connection!.unary("Register", RegisterRequestSchema, request, RegisterResponseSchema, REGISTER_SECONDS);
+        if (link !== this.link || link.declared !== version) return; // a later attach declares them again
+        this.noteRefused(answer.refused, before);
+        this.noteWaiting(answer.waiting, false);
+      }
+    } catch (problem) {
+      if (link !== this.link) return;
+      const { message } = problem as ToolBusError;
+      this.log(`the bus refused tools that did not fit into one message: ${message}`);
+      if (allOrNone && !(problem instanceof PeerLost)) this.fatal = problem as ToolBusError;
+      return this.giveUp(message);
+    }
+    this.answered = version;
+    this.notifyChanged();
   }
 
   private notifyChanged(): void {
@@ -328,18 +371,22 @@ export class Peer {
   /** Takes the answer to an attach; the first one opens the session. */
   private onAttached(attached: Attached, link: Link): void {
     const [whole] = attached.refused;
-    if (whole !== undefined && attached.refusedTotal === 0) {
+    const itself = whole !== undefined && attached.refusedTotal === 0;
+    const before = new Map(this.refused);
+    if (itself) {
       this.log(`the bus refused the tools: ${whole.error}`); // the attach itself: everything stays as it was
     } else {
-      const before = new Map(this.refused);
       this.refused.clear();
       this.noteRefused(attached.refused, before);
       this.noteWaiting(attached.waiting, true);
     }
-    this.answered = this.declarations.shift() ?? this.answered;
+    const version = this.declarations.shift() ?? this.answered;
+    if (this.declarations.length === 0 && link.pages.length > 0 && !itself) void this.register(link, attached.sessionId, version, before);
+    else this.answered = version;
     if (link.attached === null) {
       link.open(attached);
       this.shown = "";
+      this.explained = true;
       const { identity, expiresSeconds } = attached;
       if (expiresSeconds > 0 && expiresSeconds < EXPIRY_SECONDS) {
         this.log(`the key of ${identity} expires in ${(expiresSeconds / 3600).toFixed(1)} hours: renew it`);

@@ -4,7 +4,7 @@ import { createHash } from "node:crypto";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
 import type { Calls } from "./calls.js";
-import { CallStage, ErrorCode, ToolProgressSchema, ToolResultSchema, type ToolCall, type ToolResult, type ToolSchema } from "./gen/toolbus/v1/tool_pb.js";
+import { CallStage, ErrorCode, ToolProgressSchema, ToolResultSchema, ToolSchema, type ToolCall, type ToolResult } from "./gen/toolbus/v1/tool_pb.js";
 import { encode, type Link } from "./link.js";
 import { schemaJson, validated, type Arguments, type Schema } from "./schema.js";
 import { contentToWire, contextFromWire, failure, resultFromWire } from "./shapes.js";
@@ -253,9 +253,20 @@ export class Tools {
     return existed;
   }
 
-  /** What an attach declares. */
-  declarations(): MessageInitShape<typeof ToolSchema>[] {
-    return [...this.tools.values()].map((tool) => tool.declaration);
+  /** What requests declare, each at most so many bytes. */
+  pages(bytes: number): MessageInitShape<typeof ToolSchema>[][] {
+    const pages: MessageInitShape<typeof ToolSchema>[][] = [];
+    let room = 0;
+    for (const { declaration } of this.tools.values()) {
+      const size = encode(ToolSchema, declaration).length;
+      room -= size;
+      if (pages.length === 0 || room < 0) {
+        pages.push([]);
+        room = bytes - size;
+      }
+      pages[pages.length - 1]!.push(declaration);
+    }
+    return pages;
   }
 
   /** Starts the handlers of calls that came in one message, and does not wait for them. */

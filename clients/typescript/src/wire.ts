@@ -6,11 +6,14 @@
 import { fromBinary, toBinary, type DescMessage, type MessageInitShape, type MessageShape, create } from "@bufbuild/protobuf";
 import * as grpc from "@grpc/grpc-js";
 import { closeSync, fstatSync, openSync, readFileSync } from "node:fs";
+import * as net from "node:net";
+import * as tls from "node:tls";
 
 import { InvokeResponseSchema, type InvokeResponse } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import type { Outbox } from "./link.js";
 import { PeerLost, RequestError, SetupError } from "./values.js";
 
+const PROBE_MS = 3000; // that whyUnanswered waits for each answer
 const SERVICE = "/toolbus.v1.ToolBusService/";
 const OPTIONS = {
   "grpc.use_local_subchannel_pool": 1, // otherwise channels share a backoff of their own, up to minutes
@@ -139,6 +142,50 @@ export class Connection {
   close(): void {
     this.client.close();
   }
+}
+
+/** What a look at an address shows: how to fix it, "" where there is nothing better to say, and whether anything listens. */
+export interface Look {
+  readonly why: string;
+  readonly reached: boolean;
+}
+
+/**
+ * Finds out why nothing answers at an address although there is a listener. gRPC does not say that it is spoken to without
+ * TLS, or that the connection ended because of a client's certificate. It sends nothing secret, so it checks nothing.
+ */
+export function whyUnanswered(address: string, credentialPath: string): Promise<Look> {
+  const [, prefix = "", host = "", port = ""] = /^(m?tls:)?\[?(.*?)\]?:(\d+)$/s.exec(address) ?? [];
+  if (!port || address.includes("unix:")) return Promise.resolve({ why: "", reached: true });
+  let identity: { cert?: string; key?: string } = {};
+  try {
+    const { certificate, key } = readCredential(credentialPath);
+    if (certificate && key) identity = { cert: certificate, key };
+  } catch {
+    // the attempt to connect has reported it
+  }
+  const refused = identity.cert
+    ? "the bus does not accept the client certificate of the credential, which has expired or is of another authority: renew it"
+    : `the bus ends connections without a client certificate: use a credential that has one, and mtls: in place of ${prefix}`;
+  return new Promise((resolve) => {
+    const socket = net.connect({ host, port: Number(port) });
+    const done = (why: string, reached: boolean) => {
+      resolve({ why, reached });
+      socket.destroy();
+    };
+    let refusal = ""; // why the end of the connection is what it is; empty before the handshake
+    socket.setTimeout(PROBE_MS, () => done("", true));
+    socket.on("error", () => done(refusal, refusal !== ""));
+    socket.on("connect", () => {
+      const secure = tls.connect({ socket, ALPNProtocols: ["h2"], rejectUnauthorized: false, ...identity }, () => {
+        if (!prefix) return done(`the bus at this address shows a certificate: write tls:${address}, or mtls:${address}`, true);
+        refusal = refused;
+        secure.write("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"); // the preface, and empty SETTINGS
+      });
+      secure.on("data", () => done("", true)); // the server's SETTINGS
+      for (const event of ["error", "close"]) secure.on(event, () => done(refusal, true));
+    });
+  });
 }
 
 /**

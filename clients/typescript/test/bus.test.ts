@@ -8,7 +8,7 @@ import { z } from "zod";
 import { Host as HttpHost } from "../src/http.js";
 import { Host, image, link, PeerLost, Plugin, Reply, RequestError, SetupError, type Progress } from "../src/index.js";
 import { aiTools, anthropicTools, openAiTools } from "../src/models.js";
-import { runningBus, until, type Bus } from "./support.js";
+import { runningBus, secureServer, until, type Bus } from "./support.js";
 
 const quiet = { log: () => undefined };
 let bus: Bus;
@@ -299,4 +299,34 @@ test("after a restart of the bus the tools are back, and a call that waited is a
   await caller.close();
   await restarted.close();
   await second.stop();
+});
+
+test("tools that do not fit into one message are offered by further ones", async () => {
+  const many = new Plugin("many", { ...quiet, address: bus.grpc });
+  const metadata = { text: "x".repeat(250_000) };
+  for (let number = 0; number < 70; number += 1) {
+    const parameters = number === 69 ? { type: "strin" } : { type: "object" };
+    many.tool(`many_${number}`, { description: "One of many.", parameters, metadata }, () => number);
+  }
+  await many.ready();
+  assert.deepEqual(many.refused.map(({ name }) => name), ["many_69"]);
+  assert.equal((await host.list({ source: "many" })).length, 69);
+  assert.equal((await host.call("many_68")).output, 68);
+  await many.close();
+});
+
+test("a bus that does not answer for the sake of TLS is explained", async () => {
+  const { port, close } = await secureServer();
+  try {
+    for (const [address, expected] of [[`127.0.0.1:${port}`, `write tls:127.0.0.1:${port}`], [`tls:127.0.0.1:${port}`, "without a client certificate"]] as const) {
+      const said: string[] = [];
+      const wrong = new Host({ address, log: (text) => said.push(text) });
+      const waiting = wrong.ready().catch(() => undefined);
+      await until(() => said.some((text) => text.includes(expected)));
+      await wrong.close();
+      await waiting;
+    }
+  } finally {
+    close();
+  }
 });

@@ -1,5 +1,10 @@
-/** Starts a bus for tests: the program TOOLBUS, or `toolbus`, on free ports. */
-import { spawn, type ChildProcess } from "node:child_process";
+/** Starts a bus for tests: the program TOOLBUS, or `toolbus`, on free ports; and a server that asks for certificates. */
+import { execFileSync, spawn, type ChildProcess } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createSecureServer } from "node:http2";
+import type { AddressInfo } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { createInterface } from "node:readline";
 
 export interface Bus {
@@ -36,4 +41,16 @@ export async function runningBus(...options: string[]): Promise<Bus> {
 /** Waits until something holds, for as long as the test runs. */
 export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
   while (!(await condition())) await new Promise((resolve) => setTimeout(resolve, 10));
+}
+
+/** Starts an HTTP/2 server with TLS that ends connections without a client certificate, as a bus at `mtls:` does. */
+export async function secureServer(): Promise<{ port: number; close: () => void }> {
+  const folder = mkdtempSync(join(tmpdir(), "toolbus-keys-"));
+  execFileSync(process.env.TOOLBUS ?? "toolbus", ["keys", "init", "--name", "localhost", "--address", "mtls:127.0.0.1:1", "--data-dir", folder]);
+  const pem = readFileSync(join(folder, "keys", "server.pem"));
+  rmSync(folder, { recursive: true });
+  const server = createSecureServer({ cert: pem, key: pem, requestCert: true, rejectUnauthorized: true });
+  server.on("error", () => undefined);
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return { port: (server.address() as AddressInfo).port, close: () => void server.close() };
 }
