@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -188,12 +189,64 @@ func declared(tool Tool, in, out reflect.Type) (*pb.Tool, error) {
 
 // run is a call that is being answered.
 type run struct {
-	call   *pb.ToolCall
-	link   *link
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	left   *int // how many calls of its message have no result yet; the mutex of the peer guards it, and ended
-	ended  bool // whether its result was made
+	call  *pb.ToolCall
+	link  *link
+	ctx   *callContext
+	left  *int // how many calls of its message have no result yet; the mutex of the peer guards it, and ended
+	ended bool // whether its result was made
+}
+
+// callContext is the context of a handler. It is made when somebody looks at it: that costs a fifth of a quick call.
+type callContext struct {
+	scope    *ToolScope
+	deadline time.Time // zero without one
+	mutex    sync.Mutex
+	cause    error // why it has ended; nil before that
+	made     context.Context
+	cancel   context.CancelCauseFunc
+}
+
+func (c *callContext) look() context.Context {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.made == nil {
+		c.made, c.cancel = context.WithCancelCause(context.Background())
+		if !c.deadline.IsZero() {
+			timed, stop := context.WithDeadline(c.made, c.deadline)
+			context.AfterFunc(c.made, stop)
+			c.made = timed
+		}
+		if c.cause != nil {
+			c.cancel(c.cause)
+		}
+	}
+	return c.made
+}
+
+// end ends the context, with a cause; the first one stays.
+func (c *callContext) end(cause error) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.cause != nil {
+		return
+	}
+	if c.cause = cause; c.made != nil {
+		c.cancel(cause)
+	}
+}
+
+// Deadline, Done, Err and Value are those of [context.Context].
+func (c *callContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
+
+func (c *callContext) Done() <-chan struct{} { return c.look().Done() }
+
+func (c *callContext) Err() error { return c.look().Err() }
+
+func (c *callContext) Value(key any) any {
+	if _, own := key.(scopeKey); own {
+		return c.scope
+	}
+	return c.look().Value(key)
 }
 
 // beginCalls starts the handlers of calls that came in one message, and does not wait for them.
@@ -206,7 +259,10 @@ func (p *peer) beginCalls(calls []*pb.ToolCall, link *link) {
 			continue
 		}
 		run := &run{call: call, link: link, left: &left}
-		run.ctx, run.cancel = context.WithCancelCause(context.Background())
+		run.ctx = &callContext{scope: &ToolScope{peer: p, run: run}}
+		if call.TimeoutSeconds > 0 {
+			run.ctx.deadline = time.Now().Add(seconds(call.TimeoutSeconds))
+		}
 		link.running[call.CallId] = run
 		select {
 		case p.work <- run:
@@ -237,7 +293,7 @@ func (p *peer) workOn(run *run) {
 // ignored.
 func (p *peer) cancelRun(id, reason string, link *link) {
 	if run := link.running[id]; run != nil {
-		run.cancel(errors.New("the call was cancelled: " + reason))
+		run.ctx.end(errors.New("the call was cancelled: " + reason))
 		p.answer(run, failed(pb.ErrorCode_ERROR_CODE_CANCELLED, pb.CallStage_CALL_STAGE_ACCEPTED, "the call was cancelled"))
 	} else if link.standstill.held[id] != nil {
 		delete(link.standstill.held, id)
@@ -253,21 +309,14 @@ func (p *peer) lostTools(link *link) {
 	clear(link.standstill.held)
 	for _, run := range link.running {
 		run.ended = true
-		run.cancel(errors.New("the connection to the bus broke"))
+		run.ctx.end(errors.New("the connection to the bus broke"))
 	}
 	clear(link.running)
 }
 
 func (p *peer) serveCall(run *run) {
-	defer run.cancel(errCallEnded)
-	ctx := run.ctx
-	if limit := run.call.TimeoutSeconds; limit > 0 {
-		timed, stop := context.WithTimeout(ctx, seconds(limit))
-		defer stop()
-		ctx = timed
-	}
-	scope := &ToolScope{peer: p, run: run, ctx: ctx}
-	result := p.resultOf(context.WithValue(ctx, scopeKey{}, scope), scope)
+	defer run.ctx.end(errCallEnded)
+	result := p.resultOf(run.ctx, run.ctx.scope)
 	result.CallId = run.call.CallId
 	bytes := p.checked(result, run.link)
 	p.mutex.Lock()
@@ -417,7 +466,6 @@ type scopeKey struct{}
 type ToolScope struct {
 	peer    *peer
 	run     *run
-	ctx     context.Context
 	unnamed int // how many questions without a key this run has asked
 }
 
@@ -427,7 +475,7 @@ func ScopeOf(ctx context.Context) *ToolScope {
 	if scope, is := ctx.Value(scopeKey{}).(*ToolScope); is {
 		return scope
 	}
-	return &ToolScope{run: &run{call: &pb.ToolCall{}}, ctx: ctx}
+	return &ToolScope{run: &run{call: &pb.ToolCall{}}}
 }
 
 // Tool returns the name of the tool.
