@@ -109,8 +109,10 @@ PROTECTIONS = {
     "identity": '[[issuers]]\nissuer = "https://login.example"\naudience = "bus"\njwks = "keys.json"\n',
     "audit": "audit_required = true\n",
     "dropin": "require_manifest = true\n",
+    "guards": '[[guards]]\nguard = "check"\ntools = ["*"]\non_failure = "refuse"\n',
+    "overlays": 'overlays = "overlays.toml"\n',
 }
-VARIABLES = {"audit": "TOOLBUS_AUDIT_REQUIRED", "dropin": "TOOLBUS_REQUIRE_MANIFEST"}
+VARIABLES = {"overlays": "TOOLBUS_OVERLAYS", "audit": "TOOLBUS_AUDIT_REQUIRED", "dropin": "TOOLBUS_REQUIRE_MANIFEST"}
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -533,7 +533,8 @@ class Dispatcher:
                 handler = declaration.pick()
                 if handler is not to or not share:  # once for a run of calls of the same handler
                     if to is not None and batch:
-                        self._send(to, budget, batch, now)
+                        to.slots.take(budget, len(batch))
+                        (self._intercept if self.interceptors else to.send)(batch, now)
                         batch = []
                     if handler is not None:
                         share = handler.slots.offer(budget, handler.max_in_flight - len(handler.pending), now)
@@ -594,7 +595,8 @@ class Dispatcher:
             except BaseException as fault:
                 self.refused.fault(caller, call_id, name, fault, now)
         if to is not None and batch:
-            self._send(to, budget, batch, now)
+            to.slots.take(budget, len(batch))
+            (self._intercept if self.interceptors else to.send)(batch, now)
         for record in at_once:
             if total.soft_deadlines.pop(record, None) is not None:  # else a handler of this process has ended it
                 self.deadlines.to_background(record, now)
@@ -605,9 +607,9 @@ class Dispatcher:
         if nearest < total.armed_at:
             total.arm(nearest)
 
-    def _send(self, handler: Handler, budget: ArgumentBudget, batch: list[Call], now: float) -> None:
-        """Sends calls of one caller to their handler, but those that an interceptor takes over."""
-        handler.slots.take(budget, len(batch))
+    def _intercept(self, batch: list[Call], now: float) -> None:
+        """Sends calls to the handler that all of them have, but those that an interceptor takes over."""
+        handler = batch[0].handler
         for each in self.interceptors:
             batch = each.before(batch, now)
         if batch:
@@ -615,8 +617,9 @@ class Dispatcher:
 
     def results(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> None:
         """Takes the results of a handler, and delivers each to its caller."""
-        for each in reversed(self.interceptors):
-            results = each.after(handler, results, now)
+        if self.interceptors:
+            for each in reversed(self.interceptors):
+                results = each.after(handler, results, now)
         total, pending, keep = self.in_flight, handler.pending, self.records.keep
         soft_deadlines, tripwire = total.soft_deadlines, None if self.tripwire is None else self._tripwire_for(handler)
         careful = self.records.contents or handler.source.startswith(CAREFUL)  # whether the observer records each

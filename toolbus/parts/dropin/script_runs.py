@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ MAX_SHOWN = 50  # failed and unfinished calls, each
 MAX_LOG = 50  # lines of console.log
 MAX_LINE = 2_000  # characters of a line, and of an error
 MAX_SCRIPT = 65_536  # characters
+MAX_SECONDS = 3_600.0  # where the call has no timeout
 LEFT_SECONDS = 2.0  # of the script's time, for its answer: its calls end before
 LIMITS = EngineLimits(heap_bytes=64 * MIB, turn_seconds=2.0)
 
@@ -56,6 +56,7 @@ class ScriptRun:
         self._loop = asyncio.get_running_loop()
         self._calls: list[InnerCall] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._cut: asyncio.Future[str] = self._loop.create_future()  # why it is ended before its end
         self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
         self._log: list[str] = []
         self._engine = Engine(self._take, LIMITS)
@@ -63,21 +64,29 @@ class ScriptRun:
     async def run(self, text: str, values: dict[str, Any]) -> Reply:
         """Runs a script to its end, or to the end of the call's time."""
         self._engine.install("script.js")
-        left = max(self._scope.time_left() - LEFT_SECONDS / 2, 0.05)
-        future: Future[Any] = self._engine.request("run", {"text": text, "input": values})
+        left = min(max(self._scope.time_left() - LEFT_SECONDS / 2, 0.05), MAX_SECONDS)
+        timer = self._loop.call_later(left, self.cut, f"the script was cut after {left:.0f} s: do less in one script")
+        future = asyncio.wrap_future(self._engine.request("run", {"text": text, "input": values}))
         error, value = "", None
         try:
-            value = await asyncio.wait_for(asyncio.wrap_future(future), left)
-        except TimeoutError:
-            error = f"the script was cut after {left:.0f} s, the time of its call: do less in one script"
+            await asyncio.wait((future, self._cut), return_when=asyncio.FIRST_COMPLETED)
+            value = future.result() if future.done() else None
+            error = "" if future.done() else self._cut.result()
         except ScriptError as problem:
             error = shorten(with_remedy(str(problem)), MAX_LINE)
         finally:
+            timer.cancel()
+            future.cancel()
             for task in self._tasks:
                 task.cancel()
             self._engine.close()
         answer = {"result": value, **self._described()}
         return Reply(output=answer, error=f"{error}. {self._summary()}") if error else Reply(output=answer)
+
+    def cut(self, why: str) -> None:
+        """Ends the script where it is."""
+        if not self._cut.done():
+            self._cut.set_result(why)
 
     def _described(self) -> dict[str, Any]:
         """Returns what became of the calls, and the log; empty parts are left out."""
