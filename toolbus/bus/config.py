@@ -135,7 +135,7 @@ def _check_offered(name: str, groups: tuple[str, ...]) -> None:
     check_items(name, groups)
     for group in groups:
         if group not in OFFERED:
-            raise SetupError(f"{name} names {group!r}: the bus can offer models {', '.join(OFFERED)}")
+            raise SetupError(f"{name} names {group!r}: the bus can offer models {' and '.join(OFFERED)}")
 
 
 def _check_metrics_tools(name: str, tools: int) -> None:

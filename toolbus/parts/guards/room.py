@@ -43,5 +43,4 @@ class GuardsRoom(Room):
             ({"guard": guard, "when": when, "verdict": verdict}, number)
             for (guard, when, verdict), number in sorted(self._guards.verdicts.items())
         ]
-        if counts:
-            yield "toolbus_guard_verdicts", "What guards decided, by guard and by when they looked.", counts
+        yield "toolbus_guard_verdicts", "What guards decided, by guard and by when they looked.", counts

@@ -146,6 +146,5 @@ class HandlesRoom(Room):
 
     def counters(self) -> Iterator[tuple[str, str, list[tuple[dict[str, str], int]]]]:
         """Yields counters for the metrics: name, help, and the number by labels."""
-        if self._rules.least:
-            numbers = [({"use": use}, number) for use, number in self._handles.counts.items()]
-            yield "toolbus_handles", "Results that became handles, and handles that were arguments.", numbers
+        numbers = [({"use": use}, number) for use, number in self._handles.counts.items()]
+        yield "toolbus_handles", "Results that became handles, and handles that were arguments.", numbers
