@@ -211,10 +211,10 @@ NETWORK = (
     _both("TCP", "import socket; socket.create_connection(('127.0.0.1', port), 5)"),
     _both("TCP over IPv6", "import socket; socket.socket(socket.AF_INET6).connect(('::ffff:127.0.0.1', port))"),
     _both("listening on a port", "import socket; socket.create_server(('127.0.0.1', 0))"),
-    _audit("UDP", "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', port))"),
-    _audit("a unix socket", "import socket; socket.socket(socket.AF_UNIX).connect(unix)"),
+    _both("UDP", "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', port))"),
+    _both("a unix socket", "import socket; socket.socket(socket.AF_UNIX).connect(unix)"),
     _audit("netlink", "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"),
-    _audit("a raw socket", "import socket; socket.socket(type=socket.SOCK_RAW, proto=1)"),
+    _both("a raw socket", "import socket; socket.socket(type=socket.SOCK_RAW, proto=1)"),
     _audit(
         "DNS",
         """
@@ -276,6 +276,15 @@ connecting = c['CFUNCTYPE'](number, number, c['c_char_p'], number)(function(b'co
 address = struct.pack('=HH4s8x', 2, socket.htons(port), bytes([127, 0, 0, 1]))
 if connecting(making(2, 1, 0), address, 16) < 0: raise PermissionError('not permitted')""",
     ),
+    _kernel(
+        "types of ctypes left behind: a unix socket",
+        f"""{_ANY_FUNCTION}
+number = c['c_int']
+making = c['CFUNCTYPE'](number, number, number, number)(function(b'socket'))
+if making(1, 1, 0) < 0: raise PermissionError('not permitted')""",
+    ),
+    _kernel("a session of its own", "os.setsid()"),
+    _kernel("a process group of its own", "os.setpgid(0, 0)"),
     _audit(
         "ctypes left behind", "import toolbus.parts.dropin.sandbox.landlock as l; import sys; sys.modules['ctypes']"
     ),

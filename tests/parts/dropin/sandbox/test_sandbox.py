@@ -146,11 +146,12 @@ def test_a_denied_socket_is_named_by_its_kind() -> None:
 
 def test_the_text_of_a_protection_names_the_active_layers() -> None:
     guard = CpuGuard(30)
-    assert Protection(7, "", True, 546 * MIB, 30, guard).as_text() == (
-        "Landlock ABI 7, audit hooks, 546 MiB of address space, 30 s CPU a call and a minute without calls"
+    assert Protection(7, "", True, True, 546 * MIB, 30, guard).as_text() == (
+        "Landlock ABI 7, seccomp, audit hooks, 546 MiB of address space, 30 s CPU a call and a minute without calls"
     )
-    assert Protection(0, "darwin has none", True, 0, 5, guard).as_text() == (
-        "no Landlock (darwin has none), audit hooks, memory unlimited, 5 s CPU a call and a minute without calls"
+    assert Protection(0, "darwin has none", False, True, 0, 5, guard).as_text() == (
+        "no Landlock (darwin has none), no seccomp, audit hooks, memory unlimited, "
+        "5 s CPU a call and a minute without calls"
     )
 
 

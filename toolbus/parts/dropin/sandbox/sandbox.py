@@ -19,6 +19,7 @@ from toolbus.parts.dropin.sandbox.audit_hooks import Allowed, install
 from toolbus.parts.dropin.sandbox.landlock import LandlockMissing, Rules, restrict
 from toolbus.parts.dropin.sandbox.process_limits import CpuGuard, limit
 from toolbus.parts.dropin.sandbox.sandbox_grants import SandboxGrants, bus_endpoint, readable_everywhere
+from toolbus.parts.dropin.sandbox.seccomp import deny_system_calls
 from toolbus.processes.child_environment import EVERY_PROCESS, VARIABLE_NAME
 from toolbus.protocol.limits import MIB
 
@@ -32,6 +33,7 @@ class Protection:
     Attributes:
         landlock: the kernel's Landlock ABI, 0 if it is not active. From 4 on it covers TCP, from 6 on signals.
         landlock_missing: why it is not active; empty if it is.
+        seccomp: whether system calls are filtered: no unix sockets, and no end of the process group.
         audit: whether the audit hook is installed.
         memory_bytes: the limit on address space, 0 if unlimited.
         cpu_seconds: the limit on processor time of a call, and of a minute without calls.
@@ -40,6 +42,7 @@ class Protection:
 
     landlock: int
     landlock_missing: str
+    seccomp: bool
     audit: bool
     memory_bytes: int
     cpu_seconds: int
@@ -49,10 +52,8 @@ class Protection:
         """Returns a line for people."""
         kernel = f"Landlock ABI {self.landlock}" if self.landlock else f"no Landlock ({self.landlock_missing})"
         memory = f"{self.memory_bytes // MIB} MiB of address space" if self.memory_bytes else "memory unlimited"
-        return (
-            f"{kernel}, {'audit hooks' if self.audit else 'no audit hooks'}, {memory}, "
-            f"{self.cpu_seconds} s CPU a call and a minute without calls"
-        )
+        layers = f"{'' if self.seccomp else 'no '}seccomp, {'' if self.audit else 'no '}audit hooks"
+        return f"{kernel}, {layers}, {memory}, {self.cpu_seconds} s CPU a call and a minute without calls"
 
 
 def apply(
@@ -91,11 +92,14 @@ def apply(
     if landlock:
         rules = Rules(read, (*written, "/dev/null"), tuple(sorted({port for _, port in connect})))
         abi, missing = _restrict(rules)
+    unfiltered = "switched off"
+    if landlock and not unix:  # the address of the bus would be out of reach
+        unfiltered = deny_system_calls(datagrams=bool(grants.connect))
     guard = CpuGuard(grants.cpu_seconds_per_call)
     sys.dont_write_bytecode = True  # every attempt would be refused
     if audit:
         install(Allowed(read, written, connect, unix, kernel=abi > 0, limits=guard.new_limits))
-    return Protection(abi, missing, audit, memory, grants.cpu_seconds_per_call, guard)
+    return Protection(abi, missing, not unfiltered, audit, memory, grants.cpu_seconds_per_call, guard)
 
 
 def _require_first() -> None:
