@@ -2,9 +2,9 @@
 
 Landlock holds against native code too, where audit hooks do not. It takes three system calls, made through ctypes, so
 nothing has to be installed. A kernel knows the rights of its ABI; what a newer ABI would add is left out, and
-`restrict` returns the ABI that it found. What no ABI up to 7 covers, and others deny: other protocols than TCP (`seccomp`), and
-only the audit hooks: listening without a bind, the mode, owner and times of files, starting a process (though not
-executing a program in it).
+`restrict` returns the ABI that it found. What no ABI up to 7 covers: other protocols than TCP, which the filter of
+`seccomp` denies, and what only the audit hooks deny: listening without a bind, the mode, owner and times of files,
+starting a process (though not executing a program in it).
 
 It binds the calling thread and the threads that it starts later: call it before there are others.
 
