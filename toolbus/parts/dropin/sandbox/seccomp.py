@@ -31,7 +31,7 @@ _INSTRUCTION = struct.Struct("=HBBI")
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class ArchitectureCalls:
     """What an architecture calls itself, and the numbers of its system calls."""
 
     arch: int
@@ -40,9 +40,9 @@ class Calls:
     setpgid: int
 
 
-_CALLS: Mapping[str, Calls] = {
-    "x86_64": Calls(0xC000003E, 41, 112, 109),
-    "aarch64": Calls(0xC00000B7, 198, 157, 154),
+_CALLS: Mapping[str, ArchitectureCalls] = {
+    "x86_64": ArchitectureCalls(0xC000003E, 41, 112, 109),
+    "aarch64": ArchitectureCalls(0xC00000B7, 198, 157, 154),
 }
 
 
@@ -71,7 +71,7 @@ def deny_system_calls(*, datagrams: bool) -> str:
     return "" if done else os.strerror(ctypes.get_errno())
 
 
-def filter_of(calls: Calls, *, datagrams: bool) -> bytes:
+def filter_of(calls: ArchitectureCalls, *, datagrams: bool) -> bytes:
     """Returns the instructions of the filter."""
     denied, absent = _ERRNO | errno.EACCES, _ERRNO | errno.ENOSYS
     inet = (int(socket.AF_INET), int(socket.AF_INET6))
