@@ -59,7 +59,7 @@ def test_a_plugin_and_a_host_meet_over_mtls_until_they_are_revoked(team: Team, t
     file = tmp_path / "plugin.py"
     file.write_text(PLUGIN)
     with Running(tmp_path, "run", file, "--credential", tmp_path / "weather.toolbus") as plugin:
-        plugin.says("with 1 tool")
+        plugin.says(", 1 tool: ")
         listed = toolbus("list", **team.variables("bot"))
         assert "get_weather" in listed.stdout
         called = toolbus("call", "get_weather", "city=Oslo", **team.variables("bot"))

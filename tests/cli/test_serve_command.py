@@ -68,7 +68,7 @@ def test_a_signal_lets_calls_finish_and_a_second_one_ends_them(tmp_path: Path) -
         start_bus(tmp_path, "--grpc", "127.0.0.1:0", "--http", "off", "--json") as serving,
         Running(tmp_path, "run", file, TOOLBUS_ADDRESS=address_of(serving)) as plugin,
     ):
-        plugin.says("with 4 tools")
+        plugin.says(", 4 tools: ")
         with Running(tmp_path, "call", "nap", "seconds=60", "--json", TOOLBUS_ADDRESS=address_of(serving)) as calling:
             plugin.says("napping")
             serving.send(signal.SIGTERM)

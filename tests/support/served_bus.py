@@ -174,7 +174,7 @@ def recording_bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         start_grpc_bus(folder, "--ephemeral", "--record-contents", "--offer", "tasks", "--offer", "search") as serving,
         Running(folder, "run", folder / "weather.py", TOOLBUS_ADDRESS=address_of(serving)) as plugin,
     ):
-        plugin.says("with 5 tools")
+        plugin.says(", 5 tools: ")
         yield address_of(serving)
 
 

@@ -95,6 +95,7 @@ START_SECONDS = 30.0  # for the first stream of a process: some languages take l
 TOKEN = "conformance-token"
 DRIVEN = "drive-"  # begins the ids of calls of the tool `host`
 LAST_WORDS_SECONDS = 0.2  # between the end of a client and its last messages
+END_SECONDS = 2.0  # between the end of its stream and of its process, if both end
 
 T = TypeVar("T")
 
@@ -136,7 +137,8 @@ class ScenarioStage:
     async def last_words(self) -> str:
         """Returns a text about the client's end, to add to a reason; "" if the client still runs."""
         assert self.client is not None
-        await asyncio.wait({self.client.exited}, timeout=LAST_WORDS_SECONDS)
+        gone = any(line.current is not None and line.current.over for line in self.lines.values())
+        await asyncio.wait({self.client.exited}, timeout=END_SECONDS if gone else LAST_WORDS_SECONDS)
         code = self.client.code
         return "" if code is None else f"; the client ended with exit code {code}"
 

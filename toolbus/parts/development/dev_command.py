@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,23 +19,25 @@ import typer
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusTarget
 from toolbus.cli.help_text import epilog
-from toolbus.cli.run_command import PrefixedOutput, find_plugins, plugin_commands_of
+from toolbus.cli.run_command import PrefixedOutput, find_plugins, plugin_commands_of, print_json_report
 from toolbus.errors import SetupError
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus
     from toolbus.processes.loader import OwnRun, Running
-    from toolbus.processes.supervisor import Command
+    from toolbus.processes.supervisor import Command, PluginReport
 
 GRPC, HTTP = "127.0.0.1:48930", "127.0.0.1:48911"
 FREE = "127.0.0.1:0"
 
 EPILOG = epilog(
-    ("toolbus dev weather.py", "toolbus dev plugins/*.py --env WEATHER_URL", "toolbus dev tools/"),
+    ("toolbus dev weather.py", "toolbus dev run plugins/*.py --env WEATHER_URL", "toolbus dev run tools/"),
     """
     Runs a bus in this process, and the plugins as `toolbus run` does: a Python file, a folder of a plugin, or a folder
     of drop-in tools. Saving a file, or a module beside it, replaces its plugin: the old process answers until the new
     one has offered its tools. A file that cannot be loaded changes nothing, and its line is printed.
+
+    `toolbus dev PATH` is short for `toolbus dev run PATH`; with --json, events are JSON lines.
 
     The bus stores nothing. It listens where the other commands look for one, 127.0.0.1:48930 with the console at
     127.0.0.1:48911, or at free ports where another program has those.
@@ -58,6 +61,7 @@ def dev(
     http: Annotated[
         str | None, typer.Option("--http", metavar="ADDR|off", help=f"Where its console is (default: {HTTP}).")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
 ) -> None:
     """Run a bus and plugins that reload on save."""
     unfit = [name for name, given in (("--env", env), ("--secrets", secrets)) if given]
@@ -65,11 +69,17 @@ def dev(
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="bus | %(levelname)s %(message)s")
     given = (grpc or (FREE if http else GRPC), http or (FREE if grpc else HTTP))
     addresses = [given] if grpc or http else [given, (FREE, FREE)]
-    asyncio.run(_dev(files, own, env or [], secrets, addresses))
+    asyncio.run(_dev(files, own, env or [], secrets, addresses, as_json=as_json))
 
 
 async def _dev(
-    files: list[Path], own: OwnRun | None, env: list[str], secrets: Path | None, addresses: list[tuple[str, str]]
+    files: list[Path],
+    own: OwnRun | None,
+    env: list[str],
+    secrets: Path | None,
+    addresses: list[tuple[str, str]],
+    *,
+    as_json: bool,
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -78,13 +88,17 @@ async def _dev(
             terminal.fail(str(error))
         stack.push_async_callback(bus.stop)
         address = bus.grpc_addresses[0]
-        console = f", console http://{bus.http_address}/console" if bus.http_address else ""
-        terminal.print_lines(f"toolbus dev: bus {address}{console}")
-        output = PrefixedOutput()
+        if as_json:
+            where = {"grpc": list(bus.grpc_addresses), "http": bus.http_address}
+            terminal.print_json({"event": "ready", **where}, line=True)
+        else:
+            console = f", console http://{bus.http_address}/console" if bus.http_address else ""
+            terminal.print_lines(f"toolbus dev: bus {address}{console}")
+        output = print_json_report if as_json else PrefixedOutput()
         plugins: Running
         if own is None:
             commands = plugin_commands_of(files, BusTarget(address), env, secrets, output)
-            plugins = _watched(commands, bus, output)
+            plugins = _watched(commands, bus, output, suggests=not as_json)
         else:
             plugins = _tool_folder(own, address, output)
         loop = asyncio.get_running_loop()
@@ -115,21 +129,23 @@ async def started_bus(addresses: list[tuple[str, str]]) -> Bus:
     return bus
 
 
-def _watched(commands: dict[str, Command], bus: Bus, output: PrefixedOutput) -> Running:
+def _watched(
+    commands: dict[str, Command], bus: Bus, output: Callable[[PluginReport], None], *, suggests: bool
+) -> Running:
     from toolbus.parts.development.reload import WatchedPlugins
     from toolbus.processes.supervisor import RestartPolicy
 
     shown = set[str]()
 
     def on_offered(name: str, tools: list[str]) -> None:
-        for tool in tools[:1] if name not in shown else ():
+        for tool in tools[:1] if suggests and name not in shown else ():
             shown.add(name)
             terminal.print_lines(f"try it: {example_call(bus, tool)}")
 
     return WatchedPlugins(commands, output, RestartPolicy(), 12.0, on_offered)
 
 
-def _tool_folder(own: OwnRun, address: str, output: PrefixedOutput) -> Running:
+def _tool_folder(own: OwnRun, address: str, output: Callable[[PluginReport], None]) -> Running:
     from toolbus.processes.loader import RunOptions
     from toolbus.processes.supervisor import RestartPolicy
     from toolbus.sdk.bus_address import BusAddress

@@ -73,6 +73,7 @@ def new(
     folder: Annotated[
         Path, typer.Option("--in", metavar="DIR", help="Where the folder is made (default: here).")
     ] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write the first files of a plugin."""
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name == "toolbus":
@@ -91,4 +92,7 @@ def new(
             (home / file).write_text(text.format(name=name), "utf-8")
     except OSError as error:
         terminal.fail(f"{home} cannot be written: {error.strerror}: let this user write there, or use --in")
+    if as_json:
+        terminal.print_json({"folder": str(home), "files": list(files)})
+        return
     terminal.print_lines(f"wrote {home}: {', '.join(files)}\nnext: cd {home} && toolbus dev {name}.py")
