@@ -56,6 +56,7 @@ class CallAdmission:
         self._limits = limits
         self._current: Callable[[Identity], Identity] = _unchanged  # see `follow_identities`
         self.settled_at = 0.0
+        self.why_absent: Callable[[str], str] = lambda source: ""  # why a source offers nothing; set by its room
 
     def settle(self, until: float) -> None:
         """Sets `settled_at`, by the monotonic clock: a bus has started."""
@@ -194,7 +195,8 @@ class CallAdmission:
         visible = self._view.listings(role or None, user_id, level, principal=caller.principal)
         names = list_names((listing.tool.name for listing in visible), MAX_TOOLS_SHOWN)
         where = f" in role {role!r}" if role else ""
-        return Refused(Code.NOT_FOUND, f"there is no tool {quote(name)}{where}; there are: {names}")
+        why = self.why_absent(name.partition(":")[0]) if scopes is None else ""
+        return Refused(Code.NOT_FOUND, f"there is no tool {quote(name)}{where}{why}; there are: {names}")
 
     def soft_deadline(
         self, caller: Caller, call: pb.ToolCall, declaration: Declaration, parent: Call | None, *, has_tasks: bool

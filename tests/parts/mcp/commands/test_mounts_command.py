@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -60,3 +61,31 @@ def test_a_server_is_mounted_changed_approved_and_unmounted(tmp_path: Path) -> N
         (row,) = [line for line in run("mounts").stdout.splitlines() if line.startswith("files")]
         assert row.split()[1:4] == ["live", "legacy", "2"]
         assert run("unmount", "files", place=True).returncode == 0
+
+
+def test_a_mount_is_written_where_the_named_bus_reads_it_and_a_replacement_waits_for_its_own_server(
+    tmp_path: Path,
+) -> None:
+    data, tools = tmp_path / "data", tmp_path / "tools.json"
+    tools.write_text(json.dumps([{"name": "read", "inputSchema": {"type": "object"}}]))
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "my-server"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {SERVER} "$@"\n')
+    program.chmod(0o755)
+    with bus_on_thread(data_dir=data) as bus:
+        to_bus = ("--bus", bus.grpc_addresses[0])
+        # Neither the shell's PATH nor the default data directory is the bus's.
+        shell = {"PATH": f"{program.parent}:{os.environ['PATH']}", "TOOLBUS_DATA_DIR": str(tmp_path / "elsewhere")}
+        broken = toolbus("mount", "files", *to_bus, "--", "my-server", f"file={tmp_path / 'none'}", **shell)
+        assert broken.returncode == 1, broken.stderr
+        assert "is written, but" in broken.stderr, broken.stderr
+        entry = json.loads((data / "mcp.json").read_text())["mcpServers"]["files"]
+        assert entry["command"] == str(program)
+        refused = toolbus("call", "files:read", *to_bus)
+        assert "the mount files is " in refused.stderr + refused.stdout
+        for _ in range(2):  # another entry, and then the same once more
+            good = toolbus("mount", "files", "--replace", *to_bus, "--", "my-server", f"file={tools}", **shell)
+            assert (good.returncode, "files: live" in good.stdout) == (0, True), good.stderr
+            assert "none" not in good.stderr
+        other = toolbus("mount", "more", *to_bus, "--data-dir", str(tmp_path), "--", "my-server", **shell)
+        assert (other.returncode, f"has the data directory {data}" in other.stderr) == (1, True)

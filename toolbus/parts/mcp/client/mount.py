@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import time
@@ -52,6 +53,9 @@ class MountState(Enum):
     FAILED = "failed"  # its server is given up until an operator restarts it
 
 
+_GENERATIONS = itertools.count(1)  # of the mounts of this process
+
+
 @dataclass(frozen=True, slots=True)
 class MountStatus:
     """The status of a mount, for operators.
@@ -67,6 +71,7 @@ class MountStatus:
         pid: of its process; 0 while none runs.
         memory_bytes: of its process group; 0 if the system does not tell.
         restarts: how often it was started again after it died.
+        generation: higher for each new server that an operator has it start: a change of its entry, or a restart.
         last_error: why it last died or failed.
         notices: hints for people about its tools, by name.
         warnings: about the server: lists that it does not end, results that break its own schemas.
@@ -88,6 +93,7 @@ class MountStatus:
     pid: int = 0
     memory_bytes: int = 0
     restarts: int = 0
+    generation: int = 0
     last_error: str = ""
     in_flight: int = 0
     notices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -170,6 +176,7 @@ class Mount:
         self._connection: McpConnection | None = None  # None unless a server is ready
         self._current: McpConnection | None = None  # of the newest start, ready or not
         self._died = ""  # why the running server died; "" while it lives
+        self.generation = next(_GENERATIONS)
         self._needed = asyncio.Event()  # set when a server has to run
         self._ready = asyncio.Event()  # set while one is ready
         self._was_ready = False  # whether the newest server became ready
@@ -210,6 +217,9 @@ class Mount:
 
     def restart(self) -> None:
         """Restarts the server, also one that was given up or waits for a login."""
+        self.generation = next(_GENERATIONS)
+        if self.state in (MountState.FAILED, MountState.NEEDS_LOGIN):
+            self._set(MountState.STARTING)
         self._over.set()
         self._needed.set()
 
@@ -528,6 +538,7 @@ def _status_of(mount: Mount, peer: ServerInfo | None, pid: int) -> MountStatus:
         pid=pid,
         memory_bytes=memory_of_group(pid),
         restarts=mount.restarts,
+        generation=mount.generation,
         last_error=mount.last_error,
         in_flight=len(mount.handler.pending),
         notices=declared.notices,

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from toolbus.bus.access.identity import principal_of
 from toolbus.bus.audit import Audit
 from toolbus.bus.core import Core, Room
-from toolbus.common.text import clean_line, list_names, quote
+from toolbus.common.text import clean_line, list_names, quote, shorten
 from toolbus.errors import InvalidRequest
 from toolbus.parts.mcp.client.files import ConfiguredMounts
 from toolbus.parts.mcp.features import features_of
@@ -97,6 +97,15 @@ class McpClientRoom(Room):
         """Names the mounts."""
         return [mount.name for mount in self.mounts] if self.mounts is not None else []
 
+    def _why_absent(self, source: str) -> str:
+        """Returns why a mount offers nothing, as the end of a sentence; "" for one that runs, and for other sources."""
+        for mount in self.mounts or ():
+            if mount.name == source and mount.state.value not in ("live", "degraded"):
+                why = shorten(clean_line(mount.reason or mount.last_error), 300)
+                return f": the mount {source} is {mount.state.value}{f' ({why})' if why else ''}, see `toolbus mounts`"
+        refused = self.configured.refused.get(source) if self.configured is not None else None
+        return "" if refused is None else f": the mount {source} is refused: {shorten(clean_line(refused), 300)}"
+
     async def _follow(self, follower: MountsFollower) -> None:
         async for configured in follower.follow():
             try:
@@ -111,6 +120,7 @@ class McpClientRoom(Room):
         if self.mounts is None:
             if not configured.entries:
                 return
+            self.core.calls.dispatcher.admission.why_absent = self._why_absent
             self.mounts = self._open_mounts()
         await self.mounts.apply(configured.entries)
 

@@ -46,11 +46,20 @@ _SETTLED = ("live", "degraded", "failed", "needs login")
 _GOOD = ("live", "degraded")
 
 
-def show_mounted(name: str, data_dir: Path, bus: BusTarget, *, remote: bool, as_json: bool) -> None:
-    """Prints a mount that was just written, with its tools; ends the command with 1 if its server does not start."""
+def show_mounted(
+    name: str, data_dir: Path, bus: BusTarget, *, remote: bool, as_json: bool, former: int = 0, same: bool = False
+) -> None:
+    """Prints a mount that was just written, with its tools; ends the command with 1 if its server does not start.
+
+    Args:
+        former: the generation of the mount that it replaces, whose state is not of interest; 0 without one.
+        same: whether the bus has that entry already, so that it starts nothing by itself.
+    """
     try:
         if _is_served(data_dir):
-            answer = with_host(bus, lambda host: settled(lambda: _ask(host, name), remote=remote))
+            if same and former:
+                with_host(bus, lambda host: host.call("toolbus:mount_restart", {"name": name}))
+            answer = with_host(bus, lambda host: settled(lambda: _ask(host, name, former), remote=remote))
         else:
             terminal.print_note("no bus runs with this data directory: the server is started once, to show its tools")
             answer = asyncio.run(_start_once(name, data_dir))
@@ -91,13 +100,21 @@ def _is_served(data_dir: Path) -> bool:
     return False
 
 
-async def _ask(host: Host, name: str) -> dict[str, Any]:
+async def _generation(host: Host, name: str) -> int:
+    """Returns the generation of a mount that exists; 0 without one."""
+    mounts: list[dict[str, Any]] = (await _ask(host, ""))["mounts"]
+    return next((int(each.get("generation", 0)) for each in mounts if each["name"] == name), 0)
+
+
+async def _ask(host: Host, name: str, former: int = 0) -> dict[str, Any]:
     result = await host.call("toolbus:mounts", {})
     if result.is_error:
         raise SetupError(f"the bus says: {result.text}")
     answer: dict[str, Any] = result.output
     if name in {mount["name"] for mount in answer["mounts"]}:
         answer = (await host.call("toolbus:mounts", {"name": name})).output
+        if former and answer["mounts"] and answer["mounts"][0].get("generation") == former:
+            return {**answer, "mounts": [], "refused": {}}  # the bus has not seen the new entry yet
         log = (await host.call("toolbus:mount_logs", {"name": name})).output
         answer["log"] = log["lines"]
     return answer
@@ -371,7 +388,7 @@ def mount(
 ) -> None:
     """Mount an MCP server: its tools become tools of the bus."""
     target = BusTarget(bus)
-    place = _data_directory(data_dir)
+    place = _data_directory(data_dir) if bus is None else _directory_of_bus(target, data_dir)
     if import_ is not None:
         if name or command or url:
             terminal.fail("--import goes with no NAME, COMMAND and --url: it brings its own", terminal.USAGE)
@@ -395,11 +412,13 @@ def mount(
             terminal.fail("--header and --login go with --url, not with a command", terminal.USAGE)
     if chosen := {key: value for key, value in ours.items() if value}:
         entry["toolbus"] = chosen
+    former = with_host(target, lambda host: _generation(host, name)) if replace and _is_served(place) else 0
+    same = former > 0 and _entry_of(name, place) == entry
     if not (login and url is not None and _is_mounted(name, url, place)) or replace:
         _add(name, entry, place, replace=replace)
     if login and url is not None:
         _login(name, url, place)
-    show_mounted(name, place, target, remote=url is not None, as_json=as_json)
+    show_mounted(name, place, target, remote=url is not None, as_json=as_json, former=former, same=same)
 
 
 def unmount(
@@ -447,15 +466,31 @@ def _data_directory(given: Path | None) -> Path:
     return data_dir
 
 
+def _directory_of_bus(bus: BusTarget, given: Path | None) -> Path:
+    """Returns the data directory of the bus that the command names; ends it where the entry would go elsewhere."""
+    file = with_host(bus, lambda host: _ask(host, ""))["file"]
+    if not file:
+        terminal.fail(f"the bus at {bus.read()[0]} stores nothing (ephemeral), so no mount can be added to it")
+    place = Path(file).parent
+    if str(given) == os.environ.get("TOOLBUS_DATA_DIR"):  # where this shell starts a bus, which is not the named one
+        given = None
+    if given is not None and given.expanduser().resolve() != place.resolve():
+        terminal.fail(f"the bus at {bus.read()[0]} has the data directory {place}, not {given}: leave one of them out")
+    if not place.is_dir():
+        terminal.fail(f"the bus at {bus.read()[0]} reads {file}, which is not on this machine: run the command there")
+    return place
+
+
 def _of_command(words: Sequence[str], env: Sequence[str], directory: Path | None) -> dict[str, Any]:
     if not words:
         terminal.fail("no COMMAND is given: write it behind --, or give --url", terminal.USAGE)
     program, arguments = os.path.expanduser(words[0]), list(words[1:])
     if "/" in program:
         program = str(Path(program).absolute())
-    if shutil.which(program) is None:
+    found = shutil.which(program)
+    if found is None:
         terminal.fail(f"no program {words[0]!r} is found in PATH: install it, or give its path", terminal.USAGE)
-    entry: dict[str, Any] = {"command": program, "args": arguments}
+    entry: dict[str, Any] = {"command": str(Path(found).absolute()), "args": arguments}  # the bus has another PATH
     if env:
         entry["env"] = dict(_variable(text) for text in env)
     if directory is None and any(_is_relative_file(word) for word in arguments):
@@ -502,15 +537,20 @@ def _add(name: str, entry: Mapping[str, Any], place: Path, *, replace: bool) -> 
         terminal.fail(str(error))
 
 
-def _is_mounted(name: str, url: str, place: Path) -> bool:
-    """Tells whether a server is mounted already, so that only its login is missing."""
+def _entry_of(name: str, place: Path) -> Any:
+    """Returns the entry of a mount in the bus's own file; None without one."""
     from toolbus.errors import SetupError
     from toolbus.parts.mcp.client.files import OwnMounts
 
     try:
-        entry = OwnMounts(place).entries().get(name)
+        return OwnMounts(place).entries().get(name)
     except SetupError as error:
         terminal.fail(str(error))
+
+
+def _is_mounted(name: str, url: str, place: Path) -> bool:
+    """Tells whether a server is mounted already, so that only its login is missing."""
+    entry = _entry_of(name, place)
     return isinstance(entry, Mapping) and entry.get("url") == url
 
 
