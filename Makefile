@@ -18,7 +18,7 @@ ARGS ?=
 PARTS ?= $(shell git diff --name-only $$(git merge-base HEAD main 2>/dev/null || echo HEAD) -- toolbus/parts tests/parts \
 	2>/dev/null | cut -d/ -f3 | sort -u)
 # What `make test` runs of the other parts: each on a bus, as its user meets it.
-SMOKE_TESTS := $(addprefix tests/parts/,audit/test_audit_room.py conformance/test_program.py \
+SMOKE_TESTS := $(addprefix tests/parts/,audit/test_audit_room.py buses/test_buses_command.py conformance/test_program.py \
 	console/top/test_top_command.py council/test_council_bus.py development/test_new_command.py \
 	dropin/test_dropin_on_bus.py extension/test_extension.py guards/test_guards.py handles/test_handles.py \
 	identity/test_keys_command.py mcp/commands/test_mounts_command.py \
@@ -33,7 +33,7 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all conformance clients client-matrix mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test test-all conformance clients client-matrix mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos try-buses fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean vendor settings
 
 help: ## list the targets
@@ -108,6 +108,9 @@ rotation: $(VENV)/dev.stamp ## renew and rotate all keys 20 times under load, an
 
 chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60")
 	@exec $(BIN)/python -m lab.chaos $(ARGS)
+
+try-buses: $(VENV)/dev.stamp ## run three buses under load, and kill, freeze or shut down one every 5 s (ARGS="--seconds 600 --seed 7")
+	@exec $(BIN)/python -m lab.buses $(ARGS)
 
 soak: $(VENV)/dev.stamp ## keep a bus busy for 30 minutes; its memory must not grow (ARGS="--minutes 5 --svg soak.svg")
 	@exec $(BIN)/python -m lab.soak $(ARGS)

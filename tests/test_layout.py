@@ -32,6 +32,7 @@ FLOORS = (
     "functions",  # a Python function as a tool; no connection, no bus
     "parts.moving.neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
+    "parts.buses",  # stands for one connection where there are several buses
     "parts.extension",  # the API of extensions; a plugin of the SDK
     "parts.openapi",  # operations of an OpenAPI document as tools; a plugin of the SDK
     "parts.models.embeddings",
@@ -80,7 +81,9 @@ FLOORS = (
     "cli parts.mcp.commands parts.models.commands parts.conformance.command parts.moving.check.command "
     "parts.console.command parts.console.top parts.openapi.command parts.dropin.tools_commands "
     "parts.tasks.tasks_command parts.audit.audit_command parts.observability.logs_command "
-    "parts.development parts.observability.explain_command parts.pins.approve_command parts.identity.keys_command",
+    "parts.observability.calls_command parts.observability.health_command parts.development "
+    "parts.observability.explain_command parts.pins.approve_command parts.identity.keys_command "
+    "parts.buses.buses_command",
 )
 FLOOR_OF: dict[str, int] = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
 
@@ -95,6 +98,7 @@ LIBRARIES = {
     "processes": set[str](),
     "parts.moving.neko": set[str](),
     "parts.moving.check": set[str](),
+    "parts.buses": set[str](),
     "parts.extension": set[str](),
     "parts.openapi": {"httpx", "yaml"},  # extra `openapi`, imported when they are used
     "parts.models.embeddings": {"numpy", "safetensors", "tokenizers"},  # extra `semantic`, imported when it is used
@@ -120,6 +124,7 @@ NOT_IN_CORE = {
 
 # Reasons for classes of more than 350 lines and functions of more than 60. Empty is best.
 LONG_CLASSES: dict[str, str] = {
+    "toolbus/sdk/connection.py:Connection": "one session after the other, and what a peer sees of them",
     "toolbus/parts/tasks/task_manager.py:TaskManager": "how tasks begin, change and end, under one lock",
     "toolbus/bus/catalog/registry.py:Registry": "each way in which an offer comes and goes, under one lock",
     "toolbus/parts/mcp/client/mount.py:Mount": "how one server starts, runs, changes and ends",

@@ -22,9 +22,10 @@ import typer
 import toolbus
 from tests.parts.audit.chains import write
 from tests.support.processes import environment
-from toolbus.cli import calls_command, terminal
+from toolbus.cli import terminal
 from toolbus.common.text import clean_line
 from toolbus.parts.audit.audit_log import FOLDER
+from toolbus.parts.observability import calls_command
 
 
 def _run_in_terminal(*words: str, **env: str) -> str:

@@ -38,8 +38,8 @@ BusOption = Annotated[
         metavar="ADDR",
         envvar="TOOLBUS_ADDRESS",
         show_default=False,
-        help="Address of the bus: HOST:PORT, tls:HOST:PORT, mtls:HOST:PORT or unix:PATH (default: that of the "
-        f"credential, then {DEFAULT_ADDRESS}).",
+        help="Address of the bus: HOST:PORT, tls:HOST:PORT, mtls:HOST:PORT or unix:PATH, several with commas between "
+        f"them, or dns:NAME:PORT (default: that of the credential, then {DEFAULT_ADDRESS}).",
     ),
 ]
 CredentialOption = Annotated[
@@ -188,7 +188,7 @@ def with_host(bus: BusTarget, work: Callable[[Host], Coroutine[Any, Any, Reply]]
     from toolbus.errors import NotOffered, PeerLost, ToolBusError
 
     try:
-        return asyncio.run(_with_host(address, credential, work, source or SOURCE))
+        return asyncio.run(_with_host(bus, address, credential, work, source or SOURCE))
     except KeyboardInterrupt:
         raise typer.Exit(terminal.INTERRUPTED) from None
     except PeerLost as error:
@@ -217,11 +217,15 @@ def listing(bus: BusTarget, user: str | None, level: int | None, **conditions: A
 
 
 async def _with_host(
-    address: BusAddress, credential: Credential | None, work: Callable[[Host], Coroutine[Any, Any, Reply]], source: str
+    bus: BusTarget,
+    address: BusAddress,
+    credential: Credential | None,
+    work: Callable[[Host], Coroutine[Any, Any, Reply]],
+    source: str,
 ) -> Reply:
     from toolbus.sdk import Host
 
-    async with Host(address.text, source=source, credential=credential) as host:
+    async with Host(bus.address, source=source, credential=credential) as host:
         ready = asyncio.ensure_future(host.ready())
         log = logging.getLogger("toolbus.sdk")
         log.setLevel(logging.CRITICAL)  # until the bus has answered: what is wrong ends the command, with its own text

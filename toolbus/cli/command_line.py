@@ -53,9 +53,7 @@ _CORE = (
     _row("access grant", "operator_commands:grant", "Allow a source to offer tools.", old="grant"),
     _row("access revoke", "operator_commands:revoke", "Forbid a source to offer tools.", old="revoke"),
     _row("access confirm", "operator_commands:confirm", "Trust the plugin of restored tools.", old="confirm"),
-    _row("calls", "calls_command:calls", "How the newest calls ended; cancel one that runs", NOUNS),
     _row("plugins", "", "Plugins, and what they say", NOUNS),
-    _row("plugins health", "health_command:health", "Show whether the bus and its sources serve.", old="health"),
     _row("plugins drain", "operator_commands:drain", "Shut down a source, or the bus, gracefully.", old="drain"),
     _row(
         "plugins notifications",

@@ -320,12 +320,12 @@ def plugin_commands_of(
     """Returns the command of each plugin, by name; ends this one if a variable or the file of secrets is refused."""
     from toolbus.errors import SetupError
     from toolbus.processes.plugin_program import plugin_commands
-    from toolbus.sdk.bus_address import BusAddress
+    from toolbus.sdk.bus_address import written_address
 
     environment = dict(os.environ)
     try:
         if target.address:  # else a plugin's own credential says where the bus is
-            environment["TOOLBUS_ADDRESS"] = BusAddress.parse(target.address).text
+            environment["TOOLBUS_ADDRESS"] = written_address(target.address)
         return plugin_commands(plugins, environment, requests, secrets, emit, target.credential)
     except SetupError as error:
         terminal.fail(str(error), terminal.USAGE)
@@ -401,7 +401,7 @@ async def _offer_output(
 ) -> None:
     from toolbus.errors import SetupError
     from toolbus.processes.supervisor import PluginReport, ReportKind
-    from toolbus.sdk.bus_address import BusAddress
+    from toolbus.sdk.bus_address import written_address
     from toolbus.sdk.connection_settings import find_credential
 
     await asyncio.sleep(OFFER_AFTER_SECONDS)
@@ -415,7 +415,7 @@ async def _offer_output(
         logging.getLogger("toolbus.sdk").setLevel(logging.CRITICAL)
     tools = run_tools.RunTools(tails, plugins.restart, plugins.stop_plugin)
     try:
-        address = BusAddress.parse(bus.address).text if bus.address else ""
+        address = written_address(bus.address) if bus.address else ""
         await run_tools.offer(tools, address, find_credential(bus.credential), report)
     except SetupError as error:
         report(f"`toolbus logs` cannot show the output of these plugins: {error}")

@@ -63,6 +63,7 @@ class Part:
         loaders: what reads its kinds of files and folders as plugins.
         settings: its settings in the configuration of a bus.
         guards: settings that protect: a bus without the part does not start where the environment has one of them.
+        several: what connects a peer to several buses, and chooses one of them (`toolbus.sdk.connection_settings`).
         needs: other parts that it imports; without one of them it counts as removed.
     """
 
@@ -73,6 +74,7 @@ class Part:
     loaders: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
+    several: str = ""
     needs: tuple[str, ...] = ()
 
 

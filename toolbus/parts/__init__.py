@@ -27,6 +27,18 @@ PARTS: tuple[Part, ...] = (
         settings=("toolbus.parts.tasks.settings:TaskSettings",),
     ),
     Part(
+        "buses",
+        several="toolbus.parts.buses.connections:Several",
+        commands=(
+            PartCommand(
+                "buses",
+                "toolbus.parts.buses.buses_command:buses",
+                "All buses of an address: who answers",
+                NOUNS,
+            ),
+        ),
+    ),
+    Part(
         "identity",
         extra="keys",
         commands=(
@@ -189,6 +201,18 @@ PARTS: tuple[Part, ...] = (
         "observability",
         extra="otel",
         commands=(
+            PartCommand(
+                "calls",
+                "toolbus.parts.observability.calls_command:calls",
+                "How the newest calls ended; cancel one that runs",
+                NOUNS,
+            ),
+            PartCommand(
+                "plugins health",
+                "toolbus.parts.observability.health_command:health",
+                "Show whether the bus and its sources serve.",
+                old="health",
+            ),
             PartCommand("logs", "toolbus.parts.observability.logs_command:logs", "Print the output of plugins."),
             PartCommand(
                 "dev log-level",

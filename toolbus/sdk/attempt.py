@@ -255,17 +255,19 @@ class RefusedTool:
         error: the value, the rule and how to fix it.
         role: the role for which it was declared; None means every role.
         source: the source that declared it; empty except in listings.
+        bus: the address of the bus that refused it, where the plugin attaches to several; else empty.
     """
 
     name: str
     error: str
     role: str | None = None
     source: str = ""
+    bus: str = ""
 
     @classmethod
-    def from_wire(cls, message: wire.RefusedTool) -> RefusedTool:
+    def from_wire(cls, message: wire.RefusedTool, bus: str = "") -> RefusedTool:
         """Copies it out of its message."""
-        return cls(message.name, message.error or NO_REASON, message.role or None, message.source)
+        return cls(message.name, message.error or NO_REASON, message.role or None, message.source, bus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +277,12 @@ class WaitingTool:
     Attributes:
         name: as it was declared.
         role: the role for which it waits.
+        bus: the address of the bus that lets it wait, where the plugin attaches to several; else empty.
     """
 
     name: str
     role: str
+    bus: str = ""
 
 
 _Key = tuple[str, str | None]
@@ -290,11 +294,17 @@ class Standing:
     Args:
         source: whose tools these are, for the log.
         on_refused: called with the names of newly refused tools, and the reason.
+        bus: the address of the bus, where the peer attaches to several.
+
+    Attributes:
+        parts: those of each bus, by address, where the peer attaches to several.
     """
 
-    def __init__(self, source: str, on_refused: Callable[[Sequence[str], str], object]) -> None:
+    def __init__(self, source: str, on_refused: Callable[[Sequence[str], str], object], bus: str = "") -> None:
+        self.parts: dict[str, Standing] = {}
         self._source = source
         self._on_refused = on_refused
+        self._bus = bus
         self._refused: dict[_Key, RefusedTool] = {}
         self._waiting: dict[_Key, WaitingTool] = {}
         self._logged: dict[_Key, str] = {}  # the reasons that were logged, across reconnects
@@ -306,12 +316,16 @@ class Standing:
     @property
     def refused(self) -> tuple[RefusedTool, ...]:
         """The tools that the bus refused, in the order in which they were declared."""
-        return tuple(self._refused.values())
+        return (*self._refused.values(), *(each for part in tuple(self.parts.values()) for each in part.refused))
 
     @property
     def waiting(self) -> tuple[WaitingTool, ...]:
         """The tools that wait for a role."""
-        return tuple(self._waiting.values())
+        return (*self._waiting.values(), *(each for part in tuple(self.parts.values()) for each in part.waiting))
+
+    def of_bus(self, bus: str) -> Standing:
+        """Returns that of one of several buses."""
+        return self.parts.setdefault(bus, Standing(self._source, self._on_refused, bus))
 
     def attached(self, refused: Iterable[wire.RefusedTool], waiting: Iterable[wire.WaitingTool]) -> None:
         """Takes the answer to an attach, which replaces all answers before."""
@@ -321,8 +335,8 @@ class Standing:
 
     def added(self, refused: Iterable[wire.RefusedTool], waiting: Iterable[wire.WaitingTool]) -> None:
         """Takes the answer to a Register, which adds to the answers before."""
-        new_refused = [RefusedTool.from_wire(message) for message in refused]
-        new_waiting = [WaitingTool(message.name, message.role) for message in waiting]
+        new_refused = [RefusedTool.from_wire(message, self._bus) for message in refused]
+        new_waiting = [WaitingTool(message.name, message.role, self._bus) for message in waiting]
         self._waiting = {**self._waiting, **{(each.name, each.role): each for each in new_waiting}}
         self._refused = {**self._refused, **{(each.name, each.role): each for each in new_refused}}
         self._report(new_refused)

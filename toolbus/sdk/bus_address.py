@@ -11,8 +11,9 @@ from toolbus.common.text import quote
 from toolbus.errors import SetupError
 
 ADDRESS = "127.0.0.1:48930"
-FORMS = "HOST:PORT, tls:HOST:PORT, mtls:HOST:PORT or unix:PATH"
+FORMS = "HOST:PORT, tls:HOST:PORT, mtls:HOST:PORT or unix:PATH"  # or several, see `is_several`
 MAX_SOCKET_PATH = 107 if sys.platform.startswith("linux") else 103  # bytes that the kernel's sockaddr_un holds
+_SEVERAL = re.compile(r"dns:|.*?,\s*([^\s:/,]+:|\[)", re.DOTALL)
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[^\s:/?#@\[\]]+")
 
 
@@ -25,12 +26,14 @@ class BusAddress:
         target: the address for grpc: ``HOST:PORT`` or ``unix:PATH``.
         tls: whether the connection is encrypted, and the bus shows a certificate.
         mtls: whether the bus also asks for a certificate of the client.
+        name: the one in the certificate, where it is not the host: ``tls:NAME@HOST:PORT``; "" for the host.
     """
 
     text: str
     target: str
     tls: bool = False
     mtls: bool = False
+    name: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -49,10 +52,11 @@ class BusAddress:
             return cls(text, text)
         tls = prefix in ("tls", "mtls")
         target = rest if tls else text
+        name, _, target = target.rpartition("@") if tls else ("", "", target)
         host, _, port = target.rpartition(":")
         if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal() and 0 < int(port) <= 65535):
             raise _error(text, _problem(text, target))
-        return cls(text, target, tls, prefix == "mtls")
+        return cls(text, target, tls, prefix == "mtls", name)
 
     @property
     def is_unix(self) -> bool:
@@ -63,6 +67,11 @@ class BusAddress:
     def host(self) -> str:
         """The host, an IPv6 address without brackets."""
         return self.target.rpartition(":")[0].strip("[]")
+
+    @property
+    def server_name(self) -> str:
+        """The name that the certificate of the bus has to show."""
+        return self.name or self.host
 
     @property
     def port(self) -> int:
@@ -80,6 +89,20 @@ class BusAddress:
             return ip_address(self.host).is_loopback
         except ValueError:  # a name
             return False
+
+
+def is_several(text: str) -> bool:
+    """Tells whether a text names several buses: addresses with commas between them, or ``dns:`` before one."""
+    return _SEVERAL.match(text) is not None
+
+
+def written_address(text: str) -> str:
+    """Returns an address, or several, as written.
+
+    Raises:
+        SetupError: a gRPC peer cannot use it; of several the connections find that out.
+    """
+    return text if is_several(text) else BusAddress.parse(text).text
 
 
 def _error(text: str, rule: str) -> SetupError:

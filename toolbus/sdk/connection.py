@@ -31,7 +31,7 @@ from toolbus.protocol.session import State
 from toolbus.protocol.tool import PROTOCOL_VERSIONS, CallError, Result
 from toolbus.sdk.attempt import FATAL, Attempt, AttemptEnd, Delegate, IncomingCall, error_of
 from toolbus.sdk.bus_address import BusAddress
-from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings, ConnectionTimings
+from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings, ConnectionTimings, several_buses
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.sdk.shared_loop import CLOSED, SharedLoop
 from toolbus.sdk.transport import UnaryFailed
@@ -139,6 +139,7 @@ class Reconnect:
         elif not self._absence_logged:
             self._absence_logged = True
             log.warning("no bus at %s yet: %s; retrying until there is one", address, clean_line(end.cause))
+        self._changes.notify()
 
     def _final_error(self, attempt: Attempt, end: AttemptEnd) -> ToolBusError | None:
         """Returns why no further attempt may follow, and logs it; None if one may."""
@@ -544,7 +545,11 @@ It runs on the connection's loop, and must not hold the messages of the calls af
 
 
 class Connection:
-    """A peer's one connection. Methods are safe from any thread, coroutines belong on ``loop`` (see `submit`).
+    """A peer's connection to one bus. Methods are safe from any thread, coroutines belong on ``loop`` (see `submit`).
+
+    Args:
+        shared: runs the loop of several connections of one peer; None makes one for this connection alone.
+        changes: theirs too.
 
     Attributes:
         calls: the calls that this peer makes.
@@ -555,15 +560,22 @@ class Connection:
         expires: when the key expires; None if it never does, or if the bus has not reported it.
     """
 
-    def __init__(self, settings: ConnectionSettings, delegate: Delegate, take_calls: TakeCalls) -> None:
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        delegate: Delegate,
+        take_calls: TakeCalls,
+        shared: SharedLoop | None = None,
+        changes: ChangeSignal | None = None,
+    ) -> None:
         self.settings = settings
         self._delegate = delegate
         self._take_calls = take_calls
-        self.shared = SharedLoop(f"toolbus-{settings.source}")
+        self.shared = shared or SharedLoop(f"toolbus-{settings.source}")
         self.loop = self.shared.loop
         self._inbox = Inbox(self.loop)
         self.calls = OutgoingCalls(self.loop, settings.address, secrets.token_hex(4))
-        self.changes = ChangeSignal(self.loop)
+        self.changes = changes or ChangeSignal(self.loop)
         self.identity = ""
         self.expires: datetime | None = None
         timings = settings.timings
@@ -594,6 +606,33 @@ class Connection:
     def __repr__(self) -> str:
         session = self._attempt.session if self._attempt else None
         return f"<Connection {self.settings.source} to {self.settings.address} {session!r} {self.calls!r}>"
+
+    @property
+    def used(self) -> Connection | None:
+        """The connection to the bus that a host uses now: this one."""
+        return self
+
+    @property
+    def session(self) -> PeerSession | None:
+        """The session that the bus has opened; None while there is none."""
+        attempt = self._attempt
+        return attempt.session if attempt is not None and attempt.attached is not None else None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the bus answers heartbeats of this peer."""
+        attempt = self._attempt
+        return attempt is not None and attempt.attached is not None and attempt.attached.echoes
+
+    @property
+    def error(self) -> ToolBusError | None:
+        """Why the connection has ended for good; None unless it has."""
+        return self._error
+
+    @property
+    def each(self) -> Sequence[Connection]:
+        """The connections to all buses that this peer reaches: this one."""
+        return (self,)
 
     # -- from any thread -----------------------------------------------------------------------------------------
 
@@ -736,6 +775,17 @@ class Connection:
         if self._task is not None:
             await asyncio.wait([self._task])
 
+    def drop(self) -> None:
+        """Ends the connection at once, without a drain; on the loop. What was pending goes where its loss leads."""
+        self._reconnect.end()
+        self.changes.notify()
+        if self._attempt is not None:
+            self._attempt.transport.cancel()
+
+    def retire(self) -> None:
+        """Makes no further attempt once the bus has ended this one; on the loop."""
+        self._reconnect.end()
+
     async def _run_attempt(self, attempt: Attempt) -> AttemptEnd:
         """Runs one attempt from its handshake to its end, for `Reconnect`."""
         self._attempt = attempt
@@ -864,6 +914,7 @@ class Connection:
     def _on_drain(self, attempt: Attempt, drain: wire.Drain) -> None:
         attempt.drain_reason = drain.reason or "shutdown"
         attempt.session.leave()
+        self.changes.notify()
         reason = clean_line(attempt.drain_reason)
         log.info("the bus at %s asks this peer to disconnect: %s", self.settings.address, reason)
 
@@ -895,6 +946,21 @@ class Connection:
         session, progress = item
         if progress.call_id in session.in_flight and (size := progress.ByteSize()) <= self._result_bytes:
             session.outbox.room(size).progress.append(progress)
+
+
+def open_connection(settings: ConnectionSettings, delegate: Delegate, take_calls: TakeCalls, kind: str) -> Connection:
+    """Returns what connects a peer: a connection, or where its address names several buses what stands for one.
+
+    Args:
+        kind: ``host`` for a peer that uses one bus at a time, ``plugin`` for one that attaches to all.
+
+    Raises:
+        SetupError: one of several addresses cannot be used, or the part for several buses was removed.
+    """
+    if not settings.several:
+        return Connection(settings, delegate, take_calls)
+    joined: Connection = several_buses().connect(kind, settings, delegate, take_calls)
+    return joined
 
 
 def fitting(result: Result, size: int, limit: int) -> Result:

@@ -9,14 +9,15 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from toolbus.common.part import load, parts
 from toolbus.common.setting import SWITCHES
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 from toolbus.protocol.limits import MIB
 from toolbus.protocol.tool import INSTANCE, SOURCE, explain_instance
-from toolbus.sdk.bus_address import ADDRESS, BusAddress
+from toolbus.sdk.bus_address import ADDRESS, BusAddress, is_several
 
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
@@ -78,6 +79,7 @@ class ConnectionSettings:
         timings: its timeouts and pauses.
         credential: proves who this peer is, to a bus that requires it; None for none.
         all_or_none: whether the bus refuses all tools if one of them is bad.
+        repeat: whether a call that a lost bus may have run is made again at the next one, if its tool is repeatable.
         lane: whether it uses the lane where there is one; None means TOOLBUS_LANE, then yes.
 
     Raises:
@@ -94,15 +96,20 @@ class ConnectionSettings:
     timings: ConnectionTimings = TIMINGS
     credential: Credential | None = None
     all_or_none: bool = False
+    repeat: bool = True
     lane: bool | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "address", choose_address(self.address, self.credential).text)
+        object.__setattr__(self, "address", address_text(self.address, self.credential))
         object.__setattr__(self, "token", self.token or os.environ.get("TOOLBUS_TOKEN", ""))
         object.__setattr__(self, "instance", self.instance or secrets.token_hex(16))
         if self.lane is None:
             object.__setattr__(self, "lane", lane_allowed(os.environ.get("TOOLBUS_LANE", "")))
-        if self.token and not self.bus.tls and not self.bus.is_local:
+        if self.several:
+            several_buses().check(self)
+        else:
+            check_address(self.bus, self.credential)
+        if self.token and not self.several and not self.bus.tls and not self.bus.is_local:
             raise SetupError(
                 f"the bus's address {self.address} is not of this machine, and the token of source "
                 f"{quote(self.source)} would be sent there in plain text: write tls:{self.address} or "
@@ -116,6 +123,11 @@ class ConnectionSettings:
             raise SetupError(
                 f"max_in_flight is {self.max_in_flight}, it must be from 0 (the default) to {MAX_IN_FLIGHT}"
             )
+
+    @property
+    def several(self) -> bool:
+        """Whether the address names several buses; `bus` is then of no use."""
+        return is_several(self.address)
 
     @property
     def bus(self) -> BusAddress:
@@ -149,14 +161,39 @@ def find_credential(given: Credential | str | Path | None) -> Credential | None:
     return path if isinstance(path, Credential) else Credential.read(path)
 
 
+def address_text(given: str, credential: Credential | None) -> str:
+    """Returns the address as written: the given one, else TOOLBUS_ADDRESS, else the credential's, else the default."""
+    of_file = credential.address if credential is not None else ""
+    return given or os.environ.get("TOOLBUS_ADDRESS") or of_file or ADDRESS
+
+
 def choose_address(given: str, credential: Credential | None) -> BusAddress:
-    """Returns the address of the bus: the given one, else TOOLBUS_ADDRESS, else the credential's, else the default.
+    """Returns the address of one bus, chosen as `address_text` does; of several one that answers.
 
     Raises:
         SetupError: it is not an address, or the credential cannot be used there.
     """
-    of_file = credential.address if credential is not None else ""
-    address = BusAddress.parse(given or os.environ.get("TOOLBUS_ADDRESS") or of_file or ADDRESS)
+    text = address_text(given, credential)
+    if is_several(text):
+        text = several_buses().choose(text)
+    return check_address(BusAddress.parse(text), credential)
+
+
+def several_buses() -> Any:
+    """Returns what connects peers to several buses: its `check`, `choose` and `connect`.
+
+    Raises:
+        SetupError: its part was removed from this installation.
+    """
+    return load(next(part.several for part in parts() if part.several))
+
+
+def check_address(address: BusAddress, credential: Credential | None) -> BusAddress:
+    """Returns an address at which a credential can be used.
+
+    Raises:
+        SetupError: it cannot.
+    """
     if credential is not None:
         credential.check_for(address)
     elif address.mtls:

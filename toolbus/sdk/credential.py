@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from toolbus.common.reader import Keys, Reader
 from toolbus.errors import SetupError
-from toolbus.sdk.bus_address import BusAddress
+from toolbus.sdk.bus_address import BusAddress, is_several
 
 if TYPE_CHECKING:
     import grpc
@@ -69,7 +69,7 @@ class Credential:
             raise SetupError(f"{self.place} has {present} and no {missing}: a certificate needs its key; {_FIX}")
         if not self.token and not self.certificate:
             raise SetupError(f"{self.place} has neither token nor certificate, so it proves nothing: {_FIX}")
-        if self.address and not self.address.startswith("https://"):
+        if self.address and not self.address.startswith("https://") and not is_several(self.address):
             try:
                 BusAddress.parse(self.address)
             except SetupError as error:

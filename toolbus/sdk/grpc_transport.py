@@ -165,7 +165,8 @@ def _open_channel(bus: BusAddress, credential: Credential | None) -> grpc.aio.Ch
         return grpc.aio.insecure_channel(bus.target, options=_options())
     from toolbus.sdk.credential import tls_credentials  # most peers have no TLS
 
-    return grpc.aio.secure_channel(bus.target, tls_credentials(credential), options=_options())
+    options = [*_options(), *([("grpc.ssl_target_name_override", bus.name)] if bus.name else [])]
+    return grpc.aio.secure_channel(bus.target, tls_credentials(credential), options=options)
 
 
 def _options() -> list[tuple[str, int]]:

@@ -24,13 +24,13 @@ from sys import modules
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from toolbus.errors import Code, PeerLost, SetupError, Stage
+from toolbus.errors import Code, PeerLost, RequestError, SetupError, Stage
 from toolbus.functions.call_context import CallContext, CallOptions, Inputs
 from toolbus.functions.input_rounds import OnInput, OnInputSync, answered, answered_sync
 from toolbus.functions.workers import Inbox
 from toolbus.protocol.tool import CallError, Progress, Result, dump_arguments
 from toolbus.sdk.attempt import ANSWERED, Delegate, IncomingCall
-from toolbus.sdk.connection import Connection
+from toolbus.sdk.connection import Connection, open_connection
 from toolbus.sdk.connection_settings import ConnectionSettings, find_credential
 from toolbus.sdk.generation import Generate
 from toolbus.sdk.lent_model import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, lend
@@ -100,6 +100,10 @@ class HostDelegate(Delegate):
                 self._newest = max(self._newest, notification.number)
                 self._publish("notifications", notification)
 
+    def moved(self) -> None:
+        """Forgets what belongs to the last bus: the next one counts for itself, and need not have started just now."""
+        self._boot_id, self._settled_at, self._newest = "", 0.0, 0
+
     async def read(self, feed: Feed, reader: Reader) -> None:
         """Passes a feed on to a reader; the first item of the catalog's is the whole catalog, if it is known."""
         self._readers[feed].add(reader)
@@ -147,17 +151,21 @@ class HostBase:
         max_in_flight: int = 0,
         token: str | None = None,
         credential: Credential | str | Path | None = None,
+        repeat: bool = True,
     ) -> None:
         """Makes a host; it connects when it is entered or started.
 
         Args:
             address: where the bus listens; None means TOOLBUS_ADDRESS, then the credential's, then 127.0.0.1:48930.
+                With several (``a:48931,b:48931`` or ``dns:NAME:PORT``) the host uses one at a time.
             source: the caller's name in the bus's records and logs; None means ``host:`` and the process's id.
             instance: tells several hosts of one source apart; None generates one.
             max_in_flight: calls that it may have in flight at once; further ones wait here. 0 means 256.
             token: proves that this host may use a bound source; None means TOOLBUS_TOKEN.
             credential: proves who this host is, to a bus on another machine: a file of `toolbus keys add`. None means
                 TOOLBUS_CREDENTIAL. The file is read again at each connection.
+            repeat: with several buses, whether a call that a lost bus may have run is made again at the next one, if
+                its tool is read-only or idempotent there.
 
         Raises:
             SetupError: an argument breaks its rule, or the credential cannot be used.
@@ -169,9 +177,11 @@ class HostBase:
             max_in_flight,
             token=token or "",
             credential=find_credential(credential),
+            repeat=repeat,
         )
         self._delegate = HostDelegate(settings.timings.settle)
-        self._connection = Connection(settings, self._delegate, refuse_calls)
+        self._connection = open_connection(settings, self._delegate, refuse_calls, "host")
+        self._listed_by: Connection | None = None  # the bus of the last listing; None before the first
         self._began = False
         self._closed = False
         self._lender: Plugin | None = None  # offers this host's model; None while it lends none
@@ -220,11 +230,21 @@ class HostBase:
         return self._connection
 
     async def _list(self, request: wire.ListRequest, timeout: float) -> Listing:
-        """Requests all pages of a list; on the connection's loop."""
+        """Requests all pages of a list; on the connection's loop. Pages and revisions of another bus mean nothing."""
         pages: list[wire.ListResponse] = []
+        known = request.if_revision
         while not pages or pages[-1].next_page_token:
+            bus = self._connection.used
             request.page_token = pages[-1].next_page_token if pages else ""
-            pages.append(await self._connection.unary("List", request, timeout))
+            request.if_revision = known if self._listed_by in (None, bus) else 0
+            try:
+                pages.append(await self._connection.unary("List", request, timeout))
+            except RequestError:
+                if self._connection.used is bus:
+                    raise
+            if self._connection.used is not bus and bus is not None:
+                pages.clear()
+        self._listed_by = self._connection.used
         return Listing.of_pages(pages, request.if_revision)
 
     async def _finish_calls(self, grace_seconds: float) -> None:

@@ -31,6 +31,7 @@ class ListedTool:
         in_flight: calls of those sessions that are in flight.
         stuck: calls that ended for their caller but not for the plugin.
         warnings: texts for operators about it; it can still be called.
+        repeatable: whether running it twice does no more than once, as far as the bus believes its hints.
     """
 
     tool: Tool
@@ -43,6 +44,7 @@ class ListedTool:
     in_flight: int = 0
     stuck: int = 0
     warnings: tuple[str, ...] = ()
+    repeatable: bool = False
 
     @property
     def name(self) -> str:
@@ -69,6 +71,7 @@ class ListedTool:
             in_flight=message.in_flight,
             stuck=message.stuck,
             warnings=tuple(message.warnings),
+            repeatable=message.repeatable,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Mapping
@@ -72,21 +73,33 @@ class Notification:
 
 
 def notify(connection: Connection, user: str, text: str, data: Any) -> Future[int]:
-    """Sends a notification; the future's result is how many hosts got it, or an exception of `Plugin.notify`.
+    """Sends a notification by each bus; the future's result is how many hosts got it, or an error of `Plugin.notify`.
 
     Raises:
         TypeError, ValueError: JSON cannot hold the data.
     """
     arguments: Mapping[str, Any] = {"user": user, "text": text, "data": data}
     hosts: Future[int] = Future()
+    sent = [future_call(each, "toolbus:notify", arguments, NOTIFY_SECONDS) for each in connection.each]
+    ended = itertools.count(1)
 
     def answer(done: Future[Result]) -> None:
-        try:
-            hosts.set_result(_hosts(done.result()))
-        except CallFailed as failure:
-            hosts.set_exception(failure)
+        if next(ended) < len(sent):
+            return
+        counts: list[int] = []
+        failures: list[CallFailed] = []
+        for each in sent:
+            try:
+                counts.append(_hosts(each.result()))
+            except CallFailed as failure:
+                failures.append(failure)
+        if counts:
+            hosts.set_result(sum(counts))
+        else:
+            hosts.set_exception(failures[0])
 
-    future_call(connection, "toolbus:notify", arguments, NOTIFY_SECONDS).add_done_callback(answer)
+    for each in sent:
+        each.add_done_callback(answer)
     return hosts
 
 

@@ -174,6 +174,9 @@ class OutgoingCalls:
         self._timer_at = math.inf
         self._closed_reason = ""  # why calls are no longer sent; empty while they are
         self.no_bus_reason = ""  # why there is no connection, for error texts
+        # Takes a call that this connection no longer makes, and the error in which it ends unless another bus may run
+        # it; None for the error of a call that never left. None where there is only one bus.
+        self.elsewhere: Callable[[OutgoingCall, Result | None], None] | None = None
 
     @property
     def connected(self) -> bool:
@@ -284,10 +287,24 @@ class OutgoingCalls:
                 retried.append(out)
             else:
                 text = f"{broke} before the result of {out.name!r} came; {_MAY_HAVE_RUN}"
-                out.fail(Code.UNAVAILABLE, text, stage)
+                if self.elsewhere is None:
+                    out.fail(Code.UNAVAILABLE, text, stage)
+                else:
+                    error = CallError(Code.UNAVAILABLE, text, stage)
+                    self.elsewhere(out, Result(out.call_id, is_error=True, error=error))
         self._waiting.extendleft(reversed(retried))
+        if self.elsewhere is not None:
+            for out in self.take_unsent():
+                self.elsewhere(out, None)
         for out in retried:
             self._watch(out.soft_deadline)
+
+    def take_unsent(self) -> list[OutgoingCall]:
+        """Returns the calls that wait here to be sent, or sent again, and forgets them."""
+        unsent = [out for out in (*self._waiting, *self._pausing) if not out.ended and out.parent_session is None]
+        self._waiting = deque(out for out in self._waiting if out.parent_session is not None)
+        self._pausing.clear()
+        return unsent
 
     def close(self, reason: str, code: Code = Code.UNAVAILABLE) -> None:
         """Ends all calls, and those that are made later; the first reason stays."""
@@ -403,7 +420,10 @@ class OutgoingCalls:
     def _retry(self, out: OutgoingCall) -> None:
         if out in self._pausing:
             self._pausing.discard(out)
-            self.begin(out)
+            if self.elsewhere is None:
+                self.begin(out)
+            else:
+                self.elsewhere(out, None)
 
     def _send_cancel(self, out: OutgoingCall, reason: str) -> None:
         session = self._session

@@ -26,7 +26,7 @@ from toolbus.functions.tool_spec import ToolDefinition, ToolOptions, ToolSet, To
 from toolbus.functions.workers import Inbox, Workers
 from toolbus.protocol.tool import plugin_source
 from toolbus.sdk.attempt import RefusedTool, Standing, WaitingTool
-from toolbus.sdk.connection import Connection
+from toolbus.sdk.connection import Connection, open_connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings, find_credential
 from toolbus.sdk.generation import Generation, Mode, ask, request_of
 from toolbus.sdk.incoming_calls import Runner
@@ -56,7 +56,8 @@ class _Hook:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.turn = asyncio.Lock()
-        self.waiting: list[CatalogChange] | None = None  # the one change that waits for its turn; None for none
+        # The one change that waits for its turn, by the delegate of the bus that it is of.
+        self.waiting: dict[object, list[CatalogChange]] = {}
 
 
 class Hooks:
@@ -103,10 +104,14 @@ class Hooks:
         if self._inbox is not None and self.wants(kind):
             self._inbox.put(self._begin, (kind, facts))
 
-    def fire_change(self, kind: str, change: CatalogChange) -> None:
-        """Calls the hooks for a change of the catalog, as `fire`; those that a slow hook did not get yet become one."""
+    def fire_change(self, kind: str, change: CatalogChange, bus: object = None) -> None:
+        """Calls the hooks for a change of the catalog, as `fire`; those that a slow hook did not get yet become one.
+
+        Args:
+            bus: whose catalog it is: changes of two buses never become one.
+        """
         if self._inbox is not None and self.wants(kind):
-            self._inbox.put(self._begin_change, (kind, change))
+            self._inbox.put(self._begin_change, (kind, change, bus))
 
     async def settle(self, seconds: float) -> None:
         """Waits for the hooks that run, except for the one that calls this."""
@@ -118,25 +123,24 @@ class Hooks:
         for hook in self._hooks[kind]:
             self._start(kind, hook, facts)
 
-    def _begin_change(self, event: tuple[str, CatalogChange]) -> None:
-        kind, change = event
+    def _begin_change(self, event: tuple[str, CatalogChange, object]) -> None:
+        kind, change, bus = event
         for hook in self._hooks[kind]:
-            if hook.waiting is None:
-                hook.waiting = [change]
-                self._start(kind, hook, hook.waiting)
+            if (waiting := hook.waiting.get(bus)) is None:
+                hook.waiting[bus] = [change]
+                self._start(kind, hook, hook.waiting[bus], bus)
             else:
-                hook.waiting[0] = hook.waiting[0].followed_by(change)
+                waiting[0] = waiting[0].followed_by(change)
 
-    def _start(self, kind: str, hook: _Hook, facts: Sequence[Any]) -> None:
+    def _start(self, kind: str, hook: _Hook, facts: Sequence[Any], bus: object = None) -> None:
         assert self._loop is not None  # the inbox is that loop's
-        task = self._loop.create_task(self._run(kind, hook, facts))
+        task = self._loop.create_task(self._run(kind, hook, facts, bus))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, kind: str, hook: _Hook, facts: Sequence[Any]) -> None:
+    async def _run(self, kind: str, hook: _Hook, facts: Sequence[Any], bus: object) -> None:
         async with hook.turn:
-            if facts is hook.waiting:
-                hook.waiting = None
+            hook.waiting.pop(bus, None)
             try:
                 await called(hook.function, facts, self._run_sync)
             except asyncio.CancelledError:
@@ -167,9 +171,14 @@ TOOLS = "tools"  # the permission to offer tools
 
 
 class Permissions:
-    """The permissions of a source, as the bus has reported them; safe from any thread."""
+    """The permissions of a source, as the bus has reported them; of several, those of any. Safe from any thread.
+
+    Attributes:
+        parts: those of each bus, by address, where the peer attaches to several.
+    """
 
     def __init__(self) -> None:
+        self.parts: dict[str, Permissions] = {}
         self._granted = frozenset((TOOLS,))  # a bus reports only that it denies this permission, not that it grants it
 
     def __repr__(self) -> str:
@@ -178,11 +187,12 @@ class Permissions:
     @property
     def granted(self) -> frozenset[str]:
         """All permissions that the source has."""
-        return self._granted
+        parts = tuple(self.parts.values())
+        return frozenset().union(*(part.granted for part in parts)) if parts else self._granted
 
     def has(self, permission: str) -> bool:
         """Tells whether the source has a permission, for example ``tools``."""
-        return permission in self._granted
+        return permission in self.granted
 
     def set(self, granted: Iterable[str]) -> None:
         """Replaces all permissions; for the connection."""
@@ -214,6 +224,16 @@ class PluginDelegate:
         self._hooks = hooks
         self._operations = operations
 
+    def of_bus(self, bus: str) -> PluginDelegate:
+        """Returns the delegate for one of several buses, by its address."""
+        permissions = self._permissions.parts.setdefault(bus, Permissions())
+        return PluginDelegate(self._tools, permissions, self._standing.of_bus(bus), self._hooks, self._operations)
+
+    def forget_bus(self, bus: str) -> None:
+        """Forgets one of several buses."""
+        self._permissions.parts.pop(bus, None)
+        self._standing.parts.pop(bus, None)
+
     def tools(self) -> Sequence[pb.Tool]:
         return [spec.tool.to_wire() for spec in self._tools]
 
@@ -239,7 +259,7 @@ class PluginDelegate:
     def event(self, event: wire.Event) -> None:
         match event.WhichOneof("kind"):
             case "catalog":
-                self._hooks.fire_change("tools_changed", CatalogChange.from_wire(event.catalog))
+                self._hooks.fire_change("tools_changed", CatalogChange.from_wire(event.catalog), self)
             case "tools_reviewed":
                 self._standing.reviewed(event.tools_reviewed)
             case "tool_overwritten":
@@ -320,9 +340,10 @@ class Plugin:
 
     Args:
         source: whose tools these are, `[A-Za-z0-9_.:-]{1,128}`.
-        address: where the bus listens; None means TOOLBUS_ADDRESS, then the credential's, then 127.0.0.1:48930.
+        address: where the bus listens; None means TOOLBUS_ADDRESS, then the credential's, then 127.0.0.1:48930. With
+            several (``a:48931,b:48931`` or ``dns:NAME:PORT``) the plugin attaches to each of them.
         instance: tells several processes of one source apart; None generates one.
-        max_in_flight: calls that it takes at once; 0 means 256.
+        max_in_flight: calls that it takes at once, of all its buses together; 0 means 256.
         qualified: lists the tools as ``source:name``, so that they never collide with another plugin's.
         token: proves that this plugin may use a bound source; None means TOOLBUS_TOKEN.
         credential: proves who this plugin is, to a bus on another machine: a file of `toolbus keys add`. None means
@@ -546,7 +567,7 @@ class Plugin:
         self._hooks.open(loop)
         runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MAX_IN_FLIGHT)
         delegate = PluginDelegate(self.tools, self.permissions, self._standing, self._hooks, self._operations)
-        self._connection = connection = Connection(settings, delegate, runner.take)
+        self._connection = connection = open_connection(settings, delegate, runner.take, "plugin")
         delegate.declare = connection.tools_changed
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()

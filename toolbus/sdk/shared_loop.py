@@ -88,8 +88,9 @@ class SharedLoop:
         self._context = Context()  # of the program's turns, without any variable of a caller
 
     def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
+        """Starts the thread; connections that share it start it once."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     @property
     def alive(self) -> bool:

@@ -149,13 +149,13 @@ def _wrong_name(address: BusAddress, context: ssl.SSLContext, seconds: float) ->
     with (
         suppress(OSError),
         socket.create_connection((address.host, address.port), seconds) as raw,
-        context.wrap_socket(raw, server_hostname=address.host) as tls,
+        context.wrap_socket(raw, server_hostname=address.server_name) as tls,
     ):
         names = [str(pair[1]) for pair in (tls.getpeercert() or {}).get("subjectAltName", ())]
     return (
-        f"the certificate of the server at {address} is for {list_names(names)}, not for {address.host}: use one of "
-        f"these names in the address, or have the operator of the bus add this one (toolbus keys init --name "
-        f"{address.host})"
+        f"the certificate of the server at {address} is for {list_names(names)}, not for {address.server_name}: use "
+        "one of these names in the address, or have the operator of the bus add this one (toolbus keys init --name "
+        f"{address.server_name})"
     )
 
 
@@ -220,7 +220,7 @@ def _probe(address: BusAddress, context: ssl.SSLContext, seconds: float) -> TlsP
         return TlsProbeResult.UNREACHABLE
     with raw:
         try:
-            tls = context.wrap_socket(raw, server_hostname=address.host)
+            tls = context.wrap_socket(raw, server_hostname=address.server_name)
         except ssl.SSLCertVerificationError as error:
             return _VERIFY.get(error.verify_code, TlsProbeResult.UNTRUSTED)
         except (TimeoutError, ValueError):

@@ -1395,6 +1395,7 @@ class ListedTool(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     STUCK_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    REPEATABLE_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """The source that owns it."""
     session_state: Global___SessionState.ValueType
@@ -1411,6 +1412,10 @@ class ListedTool(_message.Message):
     """Calls of those sessions that are in flight."""
     stuck: _builtins.int
     """Calls that have ended for their caller, but that the plugin has not confirmed; they occupy slots."""
+    repeatable: _builtins.bool
+    """Whether running the tool twice does no more than running it once, as far as the bus believes the hints of its
+    source. A host whose bus is lost may then make a call again that may have run; unset, it must not.
+    """
     @_builtins.property
     def tool(self) -> _tool_pb2.Tool:
         """The tool as it is offered now, under its listed name."""
@@ -1438,10 +1443,11 @@ class ListedTool(_message.Message):
         in_flight: _builtins.int = ...,
         stuck: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        repeatable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tool", b"tool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "last_error", b"last_error", "roles", b"roles", "schema_hash", b"schema_hash", "session_state", b"session_state", "sessions", b"sessions", "source", b"source", "stuck", b"stuck", "tool", b"tool", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "last_error", b"last_error", "repeatable", b"repeatable", "roles", b"roles", "schema_hash", b"schema_hash", "session_state", b"session_state", "sessions", b"sessions", "source", b"source", "stuck", b"stuck", "tool", b"tool", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

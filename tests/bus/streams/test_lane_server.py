@@ -13,12 +13,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from tests.support.waiting import WAIT_SECONDS, until
+from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
+from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.config import Config
+from toolbus.bus.streams.lane_server import LaneServer
 from toolbus.bus.streams.listeners import scopes_sockets
 from toolbus.functions.tool_spec import llm_tool, spec_of
 from toolbus.protocol.lane import HEADER, FrameKind, lane_names
@@ -318,3 +321,20 @@ async def test_the_lane_closes_for_sandboxed_programs_where_the_kernel_does_not_
                 async with peer_of(bus):
                     pass
         assert bus.core.sessions.presence.sessions
+
+
+# After 2 turns asyncio itself drops the connection, and leaves its end to the garbage collector.
+@pytest.mark.parametrize("turns", [0, 1, 3, 4])
+async def test_a_connection_that_was_accepted_just_before_the_end_is_ended_too(turns: int) -> None:
+    server = LaneServer(Mock(), Limits(), Neighbours(), Mock())
+    address = f"127.0.0.1:{os.getpid()}{turns}"  # nobody listens there: the name alone counts
+    await server.start((address,))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.setblocking(False)
+        peer.connect(lane_names(address)[0])
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        server.stop()
+        with contextlib.suppress(ConnectionResetError):
+            assert await within(asyncio.get_running_loop().sock_recv(peer, 1)) == b""
+    await until(lambda: not server.connections)

@@ -19,7 +19,9 @@ from toolbus.functions.runner import run_handler
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.parts.tasks import TaskManager, TaskTools
+from toolbus.parts.tasks.task import home_of, new_id
 from toolbus.protocol.tool import Result
+from toolbus.testing import running_bus
 
 
 class Model:
@@ -202,3 +204,17 @@ async def test_a_program_without_user_and_name_owns_no_work_of_a_program_without
 
 async def test_a_long_unknown_id_is_cut_in_the_answer(model: Model) -> None:
     assert len((await model.call("check_task", task_id="x" * 10_000)).text) < 250
+
+
+async def test_a_task_of_another_bus_is_not_called_unknown() -> None:
+    async with running_bus() as bus, running_bus(unix=True) as other:
+        homes = {home_of(each.core.config.bus_id) for each in (bus, other)}
+        assert len(homes) == 2
+        task_id = new_id(home_of(other.core.config.bus_id))
+        for tool in ("check_task", "await_task", "cancel_task"):
+            here = await bus.call(f"toolbus:{tool}", {"task_id": task_id})
+            assert "begun at another bus" in here.text
+            there = await other.call(f"toolbus:{tool}", {"task_id": task_id})
+            assert "you have no task" in there.text
+        for unknown in ("task_1", "task_" + "x" * 20, "x" * 25, new_id()):
+            assert "you have no task" in (await bus.call("toolbus:check_task", {"task_id": unknown})).text

@@ -165,6 +165,7 @@ def listed(listing: ToolListing) -> wire.ListedTool:
         in_flight=sum(len(handler.pending) for handler in handlers) - stuck,
         stuck=stuck,
         warnings=entry.all_warnings,
+        repeatable=listing.tool.repeatable,
     )
 
 

@@ -42,6 +42,7 @@ class LaneServer:
         self.limits = limits
         self.audit = audit
         self.connections: set[_BusConnection] = set()
+        self.closed = False  # whether it takes no further connections
         self._neighbours = neighbours
         self._servers: list[asyncio.AbstractServer] = []
 
@@ -68,6 +69,7 @@ class LaneServer:
 
     def close(self) -> None:
         """Takes no further connections; those that are open stay."""
+        self.closed = True
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -96,6 +98,9 @@ class _BusConnection(LaneConnection):
     def connected(self) -> None:
         """Notes who connects."""
         assert self._transport is not None
+        if self._server.closed:  # the loop had accepted it just before
+            self.abort()
+            return
         self._server.connections.add(self)
         try:
             pid, self._uid = program_of(self._transport.get_extra_info("socket"))

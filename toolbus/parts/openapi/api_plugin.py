@@ -67,9 +67,9 @@ class ApiPlugin(Plugin):
         if self.api is not None:
             self._offer(self.api)
 
-    async def start(self) -> None:
+    async def start(self, *, address: str | None = None) -> None:
         """Begins to connect, and to fetch the document where it is not there yet; see `Plugin.start`."""
-        await super().start()
+        await super().start(address=address)
         if self.api is None:
             self._loading = asyncio.create_task(self._load())
 

@@ -8,7 +8,7 @@ from typing import Any
 from toolbus.bus.core import Core, Room
 from toolbus.functions.tool_spec import llm_tool
 from toolbus.parts.tasks.settings import TaskSettings
-from toolbus.parts.tasks.task import shown_owner
+from toolbus.parts.tasks.task import home_of, shown_owner
 from toolbus.parts.tasks.task_manager import TaskManager
 from toolbus.parts.tasks.task_tools import TaskTools
 
@@ -19,6 +19,7 @@ class TasksRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.manager = TaskManager(core.config.part(TaskSettings).background_after_seconds)
+        self.manager.home = home_of(core.config.bus_id)
         self._tools = TaskTools(self.manager).tools()
         core.calls.dispatcher.deadlines.hand_over_to(self.manager)
 

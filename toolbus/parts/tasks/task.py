@@ -7,6 +7,7 @@ a `task_id` instead of a result, and fetches the result later.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 import secrets
 from collections.abc import Mapping
@@ -156,9 +157,28 @@ class Task:
         return fields
 
 
-def new_id() -> str:
-    """Returns an id that cannot be guessed, and is short enough for a model to repeat."""
-    return f"task_{secrets.token_hex(8)}"
+ID_DIGITS, HOME_DIGITS = 16, 4  # of an id, in hex: what cannot be guessed, and what names the bus
+
+
+def new_id(home: str = "") -> str:
+    """Returns an id that cannot be guessed, and is short enough for a model to repeat.
+
+    Args:
+        home: what `home_of` gives for the bus; "" where there is only one.
+    """
+    return f"task_{secrets.token_hex(ID_DIGITS // 2)}{home}"
+
+
+def home_of(bus_id: str) -> str:
+    """Returns the end of the ids of a bus's tasks: another bus sees by it that a task is not its own."""
+    return hashlib.sha256(bus_id.encode()).hexdigest()[:HOME_DIGITS]
+
+
+def is_of_another(task_id: str, home: str) -> bool:
+    """Tells whether an id is of a task that another bus began."""
+    digits = task_id.removeprefix("task_")
+    formed = task_id.startswith("task_") and len(digits) == ID_DIGITS + HOME_DIGITS and bool(home)
+    return formed and not set(digits) - set("0123456789abcdef") and not digits.endswith(home)
 
 
 def owner_of(user_id: str, account: str) -> str:

@@ -344,6 +344,7 @@ class TaskManager:
     ) -> None:
         check_limit("timeout", timeout)
         self.timeout = timeout
+        self.home = ""  # the end of its ids, see `home_of`; "" where there is only one bus
         self.limits = TaskLimits(
             task_seconds=task_seconds,
             running=running,
@@ -417,7 +418,7 @@ class TaskManager:
             running tasks.
         """
         started = self._clock() - (now - call.started)
-        task = Task(new_id(), call.entry.name, owner_of_call(call), started)
+        task = Task(new_id(self.home), call.entry.name, owner_of_call(call), started)
         made_by = call.caller
         caller = TaskCaller(
             made_by.principal, made_by.budget, self._called, made_by.quota, may_set_context=made_by.may_set_context
@@ -448,7 +449,7 @@ class TaskManager:
         end = begun + self.limits.task_seconds
         work = asyncio.ensure_future(awaitable)
         if not await _ends_within(work, min(self.timeout, self.limits.task_seconds)):
-            task = Task(new_id(), tool_name, user_id, started, channel_id=channel_id, platform=platform)
+            task = Task(new_id(self.home), tool_name, user_id, started, channel_id=channel_id, platform=platform)
             if self._detach(task, work, end):
                 return dump_json(envelope(task))
             if not await _ends_within(work, end - loop.time()):

@@ -14,7 +14,7 @@ from toolbus.common.text import quote
 from toolbus.functions.reply import Err, Reply
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import llm_tool
-from toolbus.parts.tasks.task import Task, envelope, owner_of
+from toolbus.parts.tasks.task import Task, envelope, is_of_another, owner_of
 from toolbus.parts.tasks.task_manager import TaskManager
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
 
@@ -46,7 +46,7 @@ class TaskTools:
     async def check_task(self, task_id: TaskId, scope: ToolScope) -> Any:
         """Answers the status of a task."""
         task = self._tasks.get_result(task_id, owner_of_scope(scope))
-        return _unknown(task_id) if task is None else self._answer(task)
+        return self._unknown(task_id) if task is None else self._answer(task)
 
     @llm_tool(
         description="Waits until a background task is done and answers its result. Use it when a tool answered with "
@@ -63,7 +63,7 @@ class TaskTools:
         timeout = min(timeout, scope.time_left() - ANSWER_SECONDS)
         task = await self._tasks.await_result(task_id, timeout, owner_of_scope(scope))
         if task is None:
-            return _unknown(task_id)
+            return self._unknown(task_id)
         if task.running:
             error = f"{task.task_id} was not done in time. It goes on: call await_task once more, or do something else"
             return Reply(output=envelope(task), error=error)
@@ -99,9 +99,19 @@ class TaskTools:
         if cancelled:
             return {"task_id": task_id, "cancelled": True}
         if task is None:
-            return _unknown(task_id)
+            return self._unknown(task_id)
         note = f"It was not running any more: it is {task.status.shown}."
         return {"task_id": task_id, "cancelled": False, "status": task.status.shown, "note": note}
+
+    def _unknown(self, task_id: str) -> Err:
+        if is_of_another(task_id, self._tasks.home):
+            return Err(
+                f"{task_id} was begun at another bus, which this program does not use now. It goes on there: try again "
+                "later, and do not call the tool again for this"
+            )
+        return Err(
+            f"you have no task {quote(task_id)}: call list_tasks to see your tasks. A finished task expires later"
+        )
 
     def _answer(self, task: Task) -> Any:
         """Returns a task with its result; content blocks, which JSON cannot hold, stand beside the output."""
@@ -120,7 +130,3 @@ class TaskTools:
 def owner_of_scope(scope: ToolScope) -> str:
     """Returns the owner whose tasks the caller of a tool may see: its user, else its identity or source."""
     return owner_of(scope.context.user_id, principal_of(scope).account)
-
-
-def _unknown(task_id: str) -> Err:
-    return Err(f"you have no task {quote(task_id)}: call list_tasks to see your tasks. A finished task expires later")

@@ -13,8 +13,8 @@ from tests.support.served_bus import address_of, in_flight, run_json, start_grpc
 from tests.support.waiting import until, until_sync, within
 from toolbus import Host
 from toolbus.bus.calls.call_records import MAX_RECORDS
-from toolbus.cli import calls_command
 from toolbus.cli.command_line import app
+from toolbus.parts.observability import calls_command
 from toolbus.testing import running_bus
 
 

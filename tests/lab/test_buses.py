@@ -1,0 +1,45 @@
+"""The run of several buses in a short form, and how it judges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.buses import Tally, judge, main
+from toolbus.errors import Code, Stage
+from toolbus.protocol.tool import CallError, Result
+
+pytestmark = pytest.mark.lab
+
+
+def failed(code: Code, stage: Stage) -> Result:
+    return Result("1", is_error=True, error=CallError(code, "text", stage))
+
+
+def test_a_short_run_in_which_buses_go_keeps_every_promise(tmp_path: Path) -> None:
+    assert main(["--seconds", "12", "--every", "3", "--seed", "3", "--json", str(tmp_path / "run.json")]) == 0
+    outcomes = json.loads((tmp_path / "run.json").read_text())["outcomes"]
+    assert outcomes["read ok"] > 0
+    assert outcomes["write ok"] > 0
+
+
+@pytest.mark.parametrize(
+    ("tool", "result", "runs", "broken"),
+    [
+        ("read", Result("1"), 0, ""),
+        ("write", Result("1"), 1, ""),
+        ("write", Result("1"), 2, "twice"),
+        ("write", failed(Code.UNAVAILABLE, Stage.UNKNOWN), 1, ""),
+        ("write", failed(Code.UNAVAILABLE, Stage.NOT_DISPATCHED), 1, "NOT_DISPATCHED"),
+        ("read", failed(Code.UNAVAILABLE, Stage.UNKNOWN), 0, "read-only"),
+    ],
+)
+def test_a_broken_promise_is_named(tool: str, result: Result, runs: int, broken: str) -> None:
+    tally = Tally()
+    tally.runs[7] = runs
+    tally.add(tool, 7, result, 0.1)
+    bad = [verdict.what for verdict in judge(tally) if not verdict.good]
+    assert len(bad) == bool(broken)
+    assert all(broken in what for what in bad)

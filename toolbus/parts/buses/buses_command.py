@@ -1,0 +1,119 @@
+"""Implements ``toolbus buses``: which of the buses of an address answer, and what each of them has."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import typer
+
+from toolbus.cli import terminal
+from toolbus.cli.bus_client import SOURCE, BusOption, BusTarget, CredentialOption, JsonOption
+from toolbus.cli.help_text import epilog
+from toolbus.parts.buses.addresses import every
+
+BUSES_EPILOG = epilog(
+    ("toolbus buses --bus bus-0:48931,bus-1:48931", "toolbus buses --bus dns:mtls:toolbus.internal:48931 --json"),
+    """
+    Asks each bus of a list, or of a name in DNS. The last column names tools that only this bus has: their plugin
+    attaches to one of the buses, or is not connected to the others now.
+    """,
+    "0 all answer, 1 one is away, or refuses, 2 wrong usage.",
+)
+ANSWER_SECONDS = 5.0
+MAX_SHOWN = 3  # tools in the last column
+
+
+@dataclass(slots=True)
+class BusRow:
+    """What one bus answered.
+
+    Attributes:
+        state: ``live``, ``draining`` or ``away``.
+        round_trip_ms: of a call; below 0 without an answer.
+        only_here: tools that no other of the buses has.
+        reason: why it is away; "" if it is not.
+    """
+
+    address: str
+    state: str = "away"
+    version: str = ""
+    round_trip_ms: float = -1.0
+    sessions: int = 0
+    tools: int = 0
+    only_here: list[str] | None = None
+    reason: str = ""
+
+
+def buses(
+    bus: BusOption = None,
+    credential: CredentialOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show all buses that an address names: who answers, version, round trip, sessions, tools only there."""
+    from toolbus.errors import SetupError
+    from toolbus.sdk.connection_settings import address_text, find_credential
+
+    target = BusTarget(bus, credential)
+    try:
+        addresses = every(address_text(target.address or "", find_credential(target.credential)))
+        rows = asyncio.run(_ask_all(addresses, find_credential(target.credential)))
+    except SetupError as error:
+        terminal.fail(str(error), terminal.USAGE)
+    if as_json:
+        terminal.print_json({"buses": [asdict(row) for row in rows]})
+    else:
+        _show(rows)
+    if any(row.state == "away" for row in rows):
+        raise typer.Exit(1)
+
+
+async def _ask_all(addresses: list[str], credential: Any) -> list[BusRow]:
+    rows = {address: BusRow(address) for address in addresses}
+    answers = await asyncio.gather(*(_ask(row, credential) for row in rows.values()))
+    names = [frozenset(answer) for answer in answers]
+    for row, own in zip(rows.values(), names, strict=True):
+        others = frozenset[str]().union(*(each for each in names if each is not own))
+        row.only_here = sorted(own - others) if len(rows) > 1 and row.state != "away" else []
+    return list(rows.values())
+
+
+async def _ask(row: BusRow, credential: Any) -> list[str]:
+    """Fills in what a bus answers; returns the names of its tools."""
+    from toolbus.errors import ToolBusError
+    from toolbus.sdk import Host
+
+    try:
+        async with Host(row.address, source=SOURCE, credential=credential) as host, asyncio.timeout(ANSWER_SECONDS):
+            await host.ready()
+            began = time.perf_counter()
+            answer = await host.call("toolbus:digest", timeout=ANSWER_SECONDS)  # of the console, which a bus may lack
+            row.round_trip_ms = round((time.perf_counter() - began) * 1000, 2)
+            digest = {} if answer.is_error else answer.output
+            listing = await host.list(timeout=ANSWER_SECONDS)
+    except TimeoutError:
+        row.reason = f"no answer within {ANSWER_SECONDS:g} s"
+    except ToolBusError as error:
+        row.reason = str(error)
+    else:
+        row.state = "draining" if digest.get("draining") else "live"
+        row.version = str(digest.get("version", ""))
+        row.sessions = len(digest.get("sessions", ()))
+        row.tools = len(listing)
+        return [each.name for each in listing]
+    return []
+
+
+def _show(rows: list[BusRow]) -> None:
+    cells = []
+    for row in rows:
+        only = row.only_here or []
+        shown = ", ".join(only[:MAX_SHOWN]) + (f" and {len(only) - MAX_SHOWN} more" if len(only) > MAX_SHOWN else "")
+        trip = f"{row.round_trip_ms:.1f} ms" if row.round_trip_ms >= 0 else ""
+        answered = row.state != "away"
+        counts = (str(row.sessions), str(row.tools)) if answered else ("", "")
+        cells.append((row.address, row.state, row.version, trip, *counts, shown if answered else row.reason))
+    headings = ("bus", "state", "version", "round trip", "sessions", "tools", "only here")
+    terminal.print_table(headings, cells)
