@@ -2606,7 +2606,10 @@ type ListedTool struct {
 	Stuck uint32 `protobuf:"varint,9,opt,name=stuck,proto3" json:"stuck,omitempty"`
 	// Warnings for operators about the tool, one sentence each, for example that an upstream server refused it. The
 	// tool can still be called.
-	Warnings      []string `protobuf:"bytes,10,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	Warnings []string `protobuf:"bytes,10,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// Whether running the tool twice does no more than running it once, as far as the bus believes the hints of its
+	// source. A host whose bus is lost may then make a call again that may have run; unset, it must not.
+	Repeatable    bool `protobuf:"varint,11,opt,name=repeatable,proto3" json:"repeatable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2709,6 +2712,13 @@ func (x *ListedTool) GetWarnings() []string {
 		return x.Warnings
 	}
 	return nil
+}
+
+func (x *ListedTool) GetRepeatable() bool {
+	if x != nil {
+		return x.Repeatable
+	}
+	return false
 }
 
 var File_toolbus_v1_tool_bus_service_proto protoreflect.FileDescriptor
@@ -2911,7 +2921,7 @@ const file_toolbus_v1_tool_bus_service_proto_rawDesc = "" +
 	"\rrefused_total\x18\x06 \x01(\rR\frefusedTotal\":\n" +
 	"\fSourceNotice\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"\xca\x02\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"\xea\x02\n" +
 	"\n" +
 	"ListedTool\x12$\n" +
 	"\x04tool\x18\x01 \x01(\v2\x10.toolbus.v1.ToolR\x04tool\x12\x16\n" +
@@ -2926,7 +2936,10 @@ const file_toolbus_v1_tool_bus_service_proto_rawDesc = "" +
 	"\tin_flight\x18\b \x01(\rR\binFlight\x12\x14\n" +
 	"\x05stuck\x18\t \x01(\rR\x05stuck\x12\x1a\n" +
 	"\bwarnings\x18\n" +
-	" \x03(\tR\bwarnings*f\n" +
+	" \x03(\tR\bwarnings\x12\x1e\n" +
+	"\n" +
+	"repeatable\x18\v \x01(\bR\n" +
+	"repeatable*f\n" +
 	"\fSubscription\x12\x1c\n" +
 	"\x18SUBSCRIPTION_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14SUBSCRIPTION_CATALOG\x10\x01\x12\x1e\n" +
