@@ -286,6 +286,8 @@ export type ToolCall = Message<"toolbus.v1.ToolCall"> & {
 
   /**
    * Uses only tools of this role. Unset or empty means the first role, in configured order, that has the tool.
+   * Towards a plugin: the role that the tool is for; of a tool for all roles the one that the caller named, a nested
+   * call's parent included; unset without either.
    *
    * @generated from field: optional string role = 4;
    */
