@@ -68,8 +68,8 @@ FLOORS = (
     "bus.core",
     "bus.operators",
     "parts.mcp.features",
-    "bus.gateway parts.guards parts.overlays parts.pins parts.observability parts.tasks parts.audit parts.identity "
-    "parts.council parts.models.export_routes",
+    "bus.gateway parts.guards parts.overlays parts.pins parts.recordings parts.observability parts.tasks parts.audit "
+    "parts.identity parts.council parts.models.export_routes",
     "parts.moving.upstream",
     "parts.mcp.server parts.handles",
     "parts.mcp.client",
@@ -83,7 +83,7 @@ FLOORS = (
     "parts.tasks.tasks_command parts.audit.audit_command parts.observability.logs_command "
     "parts.observability.calls_command parts.observability.health_command parts.development "
     "parts.observability.explain_command parts.pins.approve_command parts.identity.keys_command "
-    "parts.buses.buses_command",
+    "parts.buses.buses_command parts.recordings.record_command parts.recordings.replay_command",
 )
 FLOOR_OF: dict[str, int] = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
 

@@ -28,6 +28,7 @@ Act = Literal[
     "rate",
     "drain",
     "call.cancel",
+    "calls.record",
     "confirm",
     "permit",
     "grant",

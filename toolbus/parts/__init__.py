@@ -119,6 +119,20 @@ PARTS: tuple[Part, ...] = (
         settings=("toolbus.parts.guards.settings:GuardSettings",),
     ),
     Part(
+        "recordings",
+        commands=(
+            PartCommand("record", "toolbus.parts.recordings.record_command:record", "Record calls into a file.", NOUNS),
+            PartCommand(
+                "replay",
+                "toolbus.parts.recordings.replay_command:replay",
+                "Play recorded calls against another build",
+                NOUNS,
+            ),
+        ),
+        # The last before the core: it sees what a tool gets and answers.
+        rooms=(PartRoom("toolbus.parts.recordings.room:RecordingsRoom", before="CallbacksRoom"),),
+    ),
+    Part(
         "models",
         extra="semantic",
         commands=(
