@@ -18,6 +18,7 @@ from toolbus.bus import Bus
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.parts.mcp.client.connection import McpConnection
+from toolbus.parts.mcp.client.duplex_process import DuplexProgram
 from toolbus.parts.mcp.client.http_link import EventTooLong, SseParser
 from toolbus.parts.mcp.client.transport import Outgoing, StdioTransport
 from toolbus.parts.mcp.messages import headers as mcp_headers
@@ -25,7 +26,6 @@ from toolbus.parts.mcp.messages.eras import META_CAPABILITIES, META_LOG_LEVEL, M
 from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, McpCode, RpcError, decode
 from toolbus.parts.mcp.server.mcp_endpoint import McpEndpoint
 from toolbus.parts.mcp.server.room import McpServerRoom
-from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.testing import running_bus
 
 ANSWER_SECONDS = 10.0

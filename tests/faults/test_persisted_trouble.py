@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool,
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.storage.registration_store import RegistrationStore
+from toolbus.bus.storage.store import WriteFailed
 from toolbus.errors import SetupError
 from toolbus.protocol.limits import Timings
 from toolbus.protocol.tool import Limits
@@ -168,7 +168,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
     def failing(store: RegistrationStore, changed: Any, gone: Any) -> None:
         if full:
-            raise sqlite3.OperationalError("database or disk is full")
+            raise WriteFailed("database or disk is full")
         apply(store, changed, gone)
 
     def set_full(now: bool) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus.processes.duplex_process import DuplexProcess, DuplexProgram
+from toolbus.parts.mcp.client.duplex_process import DuplexProcess, DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.output_tail import OutputTails
 from toolbus.processes.supervisor import Command, PluginReport, ReportKind, Supervisor

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sqlite3
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from toolbus.bus.access.identity import PROGRAM, Principal
 from toolbus.bus.audit import BUS, Audit
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
-from toolbus.bus.storage.store import Earlier, Kind, Store, read_state
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, read_state
 from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest, NotAudited, NotKept
 from toolbus.protocol.tool import MAX_ROLE, is_role
@@ -30,6 +29,7 @@ ROLES = Kind(  # by role, how it came
     needed=True,
     without="start with the roles of the configuration",
     synced=True,
+    shared="settings",
     earlier=Earlier("roles.json", lambda path: dict(map(_read, read_state(path)["roles"]))),
 )
 
@@ -49,6 +49,7 @@ class Roles:
         self._audit = audit
         self._changed = changed
         self._store: Store | None = None  # None until it is open
+        self._stored: dict[str, Origin] = {}  # the roles in the store
         self._added: dict[str, Origin] = {}  # by role, how it came; in the order in which they came
         self._was_full = False  # whether it was logged that no further role is adopted
 
@@ -61,16 +62,25 @@ class Roles:
         Raises:
             SetupError: they are damaged.
         """
-        if self._store is not None:
-            return
+        if self._store is None:
+            self._restore(store)
+            self._store = store
+            store.on_change(ROLES, lambda: self._restore(store))
+
+    def _restore(self, store: Store) -> None:
+        """Adds and removes roles as the store says: at the start, and after another bus changed them."""
         try:
-            stored = dict(map(_read, store.load(ROLES).items()))
+            before, self._stored = self._stored, dict(map(_read, store.load(ROLES).items()))
         except ValueError as error:
             raise store.damaged(ROLES, error) from None
-        self._store = store
-        self._added = {**stored, **self._added}
-        for role in stored:
+        for role in [role for role in self._added if role in before and role not in self._stored]:
+            del self._added[role]
+            if role in self._registry.roles:
+                self._registry.remove_role(role)
+        self._added = {**self._stored, **self._added}
+        for role in self._stored:
             self._registry.add_role(role)
+        self._changed()
 
     # -- by operators ----------------------------------------------------------------------------------------------
 
@@ -87,6 +97,7 @@ class Roles:
                 f"role {quote(role)} is not the name of a role: give it 1 to {MAX_ROLE} printable characters, without "
                 "blanks at its ends"
             )
+        self._check()
         with self._audit.operation("role", principal, target=role, why="added"):
             self._registry.add_role(role)
             self._changed()
@@ -102,6 +113,7 @@ class Roles:
             NotKept: it is removed, but that could not be persisted.
             NotAudited: the audit could not be written, so nothing was changed.
         """
+        self._check()
         with self._audit.operation("role", principal, target=role, why="removed"):
             self._registry.remove_role(role)
             self._changed()
@@ -151,16 +163,19 @@ class Roles:
             log.error("%s", error)
         return True
 
+    def _check(self) -> None:
+        if self._store is not None:
+            self._store.check(ROLES)
+
     def _save(self, role: str) -> None:
         if self._store is None:
             return
-        try:  # all of them: the last write may have failed
-            self._store.write(ROLES, self._added, () if role in self._added else (role,))
-        except sqlite3.Error as error:
-            raise NotKept(
-                f"the role is changed, but that could not be written down ({error}), so it ends with this bus: make "
-                "the data directory writable, then do it again"
-            ) from error
+        changed = {each: origin for each, origin in self._added.items() if self._stored.get(each) != origin}
+        try:  # all that changed: the last write may have failed
+            self._store.write(ROLES, changed, () if role in self._added else (role,))
+            self._stored = dict(self._added)
+        except WriteFailed as error:
+            raise error.of("role") from error
 
 
 def _read(row: Any) -> tuple[str, Origin]:

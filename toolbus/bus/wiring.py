@@ -154,7 +154,7 @@ class Bus(EmbeddedBus):
             rooms=Rooms(),
             program=CoreProgram(
                 local=self,
-                store=Store.of(config.data_dir),
+                store=_store(config),
                 timings=timings,
                 stalls=StallWatch(timings.tick_seconds, timings.stall_seconds),
                 embedder=embedder,
@@ -371,6 +371,12 @@ def _registry(config: Config) -> Registry:
         first_owner=config.name_owner == "first",
         first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
     )
+
+
+def _store(config: Config) -> Store:
+    """Returns the store of the data directory, or that of a part where the configuration says so."""
+    home = next(filter(None, (getattr(record, "store", "") for record in config.parts)), "")
+    return load(home)(config) if home else Store.of(config.data_dir)
 
 
 def _keyring(config: Config) -> Keyring | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import resource
-import sqlite3
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.bus.storage.store_cases import URL, fill, loaded, opened, stored
 from tests.support.examples import examples
 from toolbus.bus.storage import registration_store as room
 from toolbus.bus.storage.registration_store import StoredRegistration
-from toolbus.bus.storage.store import FILE, Store
+from toolbus.bus.storage.store import FILE, Store, WriteFailed
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import Annotations, Tool
 
@@ -123,14 +122,14 @@ def test_a_change_that_cannot_be_written_changes_nothing_and_the_store_goes_on(t
     assert loaded(tmp_path) == [stored(1), stored(2)]
 
 
-def test_a_full_disk_is_an_sqlite_error_and_the_store_goes_on_once_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_the_store_goes_on_once_there_is_room(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with opened(tmp_path) as store:
         store.apply([stored(1)], ())
         big = [stored(number, source="s" * 4000) for number in range(2, 100)]
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
         try:
-            with pytest.raises(sqlite3.OperationalError):
+            with pytest.raises(WriteFailed):
                 store.apply(big, ["key-1"])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -6,6 +6,7 @@ A new driver gets a line in `DRIVERS`.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.storage.store import Driver, Kind, MemoryDriver, Row, SqliteDriver, Store
 from toolbus.errors import SetupError
 
@@ -99,27 +101,46 @@ def test_rows_outlive_the_process_where_the_driver_says_so(make: Make) -> None:
     second.close()
 
 
+def test_one_value_is_found_by_its_key(store: Store) -> None:
+    store.write(EXTRA, {"a": 1, "": [2], "b'": {"c": 3}})
+    assert [store.get(EXTRA, key) for key in ("a", "", "b'", "c", "A")] == [1, [2], {"c": 3}, None, None]
+    assert store.get(NEEDED, "a") is None
+
+
+def test_the_database_says_the_time(store: Store) -> None:
+    first = store.now()
+    assert abs(first - time.time()) < HANG_SECONDS, "both are on this machine"
+    assert first <= store.now()
+
+
+def test_own_writes_are_no_changes_of_others(make: Make) -> None:
+    driver = make()
+    store = opened(driver)
+    moment, _ = driver.changes(0)
+    store.put(NEEDED, "a", 1)
+    assert driver.changes(moment)[1] == frozenset()
+    store.close()
+
+
 def test_a_large_value_and_many_rows_come_back(store: Store) -> None:
     rows = {f"key {number}": "x" * 3000 for number in range(500)} | {"large": "y" * (5 << 20)}
     store.write(EXTRA, rows)
     assert store.load(EXTRA) == rows
 
 
-class Flipped:
-    """A driver that gives one row back with another value."""
+def flipped(driver: Driver) -> Driver:
+    """Has a driver give one row back with another value."""
+    load = driver.load
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
+    def flip(kind: Kind, key: str | None = None) -> list[Row]:
+        return [(key, text.replace("8", "9"), checksum) for key, text, checksum in load(kind, key)]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.driver, name)
-
-    def load(self, kind: str) -> list[Row]:
-        return [(key, text.replace("8", "9"), checksum) for key, text, checksum in self.driver.load(kind)]
+    driver.load = flip  # type: ignore[method-assign]
+    return driver
 
 
 def test_a_damaged_row_that_is_needed_is_an_error_that_repeats_no_value(make: Make) -> None:
-    store = opened(Flipped(make()))
+    store = opened(flipped(make()))
     store.write(NEEDED, {"a": 1, "secret": "hunter8"})
     with pytest.raises(SetupError, match="row 2 of rules fails its checksum") as caught:
         store.load(NEEDED)
@@ -130,7 +151,7 @@ def test_a_damaged_row_that_is_needed_is_an_error_that_repeats_no_value(make: Ma
 def test_a_damaged_row_that_is_not_needed_is_left_out_with_an_error_in_the_log_or_blank(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = opened(Flipped(make()))
+    store = opened(flipped(make()))
     for kind in (EXTRA, BLANK):
         store.write(kind, {"a": 1, "b": 8, "c": 3})
     assert store.lost == set()

@@ -12,7 +12,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
 
@@ -127,6 +127,7 @@ class Keyring:
         self._paths = (directory / FILE, directory / CA, directory / SERVER)
         self._stamps = tuple(map(stamp_of, self._paths))  # of the files as they were read, broken or not
         self.settling = False
+        self._revoked: Mapping[str, str] = {}  # by id of a key the day, whatever the file says
         self._looked_at = 0.0  # when it was looked at last: a clock that goes back makes a certificate not valid yet
         self._renew_at = 0.0  # when to look at the server's certificate again; 0: now
         self._state = self._read(None)
@@ -212,6 +213,11 @@ class Keyring:
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
+    def revoke(self, days: Mapping[str, str]) -> None:
+        """Takes keys for revoked since a day, by their ids, whatever the file says; the next `reload` does it."""
+        if days != self._revoked:
+            self._revoked, self._stamps = days, (None,) * len(self._paths)
+
     def reload(self) -> Changed:
         """Reads the files that changed since the last time; costs a few microseconds if none did.
 
@@ -247,6 +253,12 @@ class Keyring:
         check_directory(self._directory)
         (keys, _), (roots, _), (server, _) = map(read_private, self._paths)
         file = parse_keys(keys, str(self._paths[0]))
+        revoked = {
+            name: replace(key, revoked=self._revoked[name])
+            for name, key in file.keys.items()
+            if name in self._revoked and not key.revoked
+        }
+        file = replace(file, keys={**file.keys, **revoked})
         certificate = _server_certificate(self._paths[2], server, roots)
         if before is not None and before.server == certificate:
             certificate = before.server  # its users compare objects

@@ -45,13 +45,16 @@ class Sealer:
         return "<Sealer>"
 
     @classmethod
-    def of(cls, data_dir: Path | None, clock: Callable[[], float] = time.time) -> Sealer:
-        """Returns the sealer with the key of a data directory, created at first use; or with a temporary key.
+    def of(cls, data_dir: Path | None, clock: Callable[[], float] = time.time, shared: bytes | None = None) -> Sealer:
+        """Returns the sealer with a key that several buses share, else with that of a data directory.
+
+        The key of a directory is created at first use; without either it is a temporary one.
 
         Raises:
             SetupError: the key's file cannot be used.
         """
-        return cls(secrets.token_bytes(KEY_BYTES) if data_dir is None else _key_in(data_dir / KEY_FILE), clock)
+        own = secrets.token_bytes(KEY_BYTES) if data_dir is None or shared else _key_in(data_dir / KEY_FILE)
+        return cls(shared or own, clock)
 
     def seal(self, content: bytes, *bound: str, seconds: float = 0.0) -> str:
         """Returns content as a sealed text of letters, digits, ``-``, ``_`` and one dot.

@@ -7,7 +7,6 @@ Operators set two kinds: which users may call (rules by tool, role and source), 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from toolbus.bus.catalog.entry import BUS_SOURCE
 from toolbus.bus.catalog.policy import GENERATION, TOOLS, AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.signals import Signals
-from toolbus.bus.storage.store import Earlier, Kind, Store, read_state
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, read_state
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.text import list_names, quote, shorten
-from toolbus.errors import InvalidRequest, NotKept
+from toolbus.errors import InvalidRequest
 from toolbus.protocol.tool import is_source
 
 # The store holds only changes to the configuration: by rule a list of users, or null where a rule of the configuration
@@ -36,6 +35,7 @@ PERMISSIONS = Kind(  # by table and name: users, or null where a rule was remove
     needed=True,
     without="go back to the permissions of the configuration",
     synced=True,
+    shared="settings",
     earlier=Earlier("permissions.json", lambda path: _read_earlier(path)),
 )
 
@@ -77,11 +77,8 @@ class StoredGrants:
         changed = {key: each for key, each in needed.items() if key not in self._rows or self._rows[key] != each}
         try:
             self._store.write(PERMISSIONS, changed, self._rows.keys() - needed.keys())
-        except sqlite3.Error as error:
-            raise NotKept(
-                f"the permission is in force, but could not be written down ({error}), so it ends with this bus: make "
-                "the data directory writable, then set it again"
-            ) from error
+        except WriteFailed as error:
+            raise error.of("permission") from error
         self._rows = needed
 
     def _is_needed(self, key: str, value: object) -> bool:
@@ -139,6 +136,8 @@ class Grants:
         self._view = view
         self._presence = presence
         self._signals = signals
+        self._configured = policy.denied
+        self._store: Store | None = None  # None until `persist_in`
         self._stored: StoredGrants | None = None  # None until `persist_in`
 
     def persist_in(self, store: Store, rules: AccessRules) -> None:
@@ -147,12 +146,20 @@ class Grants:
         Raises:
             SetupError: the stored changes cannot be read.
         """
-        self._stored = StoredGrants(store, rules, self._policy.denied)
+        self._store = store
+        store.on_change(PERMISSIONS, lambda: self._restore(store, rules))
+        self._restore(store, rules)
+
+    def _restore(self, store: Store, rules: AccessRules) -> None:
+        """Puts into force what is stored: at the start, and after another bus changed it."""
+        before = {} if self._stored is None else self._stored.denied
+        self._stored = StoredGrants(store, rules, self._configured)
         self._view.permit(self._stored.rules)
-        for source, denied in self._stored.denied.items():
-            (self._policy.deny if denied else self._policy.grant)(source)
+        for source in before | self._stored.denied:
+            self._decide(source, TOOLS, granted=not self._stored.denied.get(source, source in self._configured))
         for source, granted in self._stored.generation.items():
-            self._policy.decide_generation(source, granted)
+            self._decide(source, GENERATION, granted=granted)
+        self._signals.catalog_changed()
 
     @property
     def silenced(self) -> frozenset[str]:
@@ -172,6 +179,8 @@ class Grants:
             NotKept: it is in force, but could not be persisted.
             NotAudited: the audit could not be written, so nothing was changed.
         """
+        if self._store is not None:
+            self._store.check(PERMISSIONS)
         rule = "rule removed" if users is None else f"users: {list_names(users)}"
         with self._audit.operation("permit", principal, target=f"{kind} {name}", why=rule):
             self._view.revise(lambda rules: rules.changed(kind, name, users))
@@ -190,12 +199,7 @@ class Grants:
         """
         self._check(source, permission)
         with self._audit.operation("grant", principal, target=source, why=permission):
-            if permission == GENERATION:
-                self._decide_generation(source, granted=True)
-                return
-            if self._policy.grant(source):
-                self._presence.permission_changed(source, permission, granted=True)
-            self._save(SILENCED, source, False)
+            self._set(source, permission, granted=True)
 
     def revoke(self, source: str, permission: str = TOOLS, principal: Principal = PROGRAM) -> int:
         """Takes a permission from a source. Its sessions stay and are notified; ``tools`` withdraws its tools.
@@ -210,20 +214,21 @@ class Grants:
         """
         self._check(source, permission)
         with self._audit.operation("revoke", principal, target=source, why=permission):
-            if permission == GENERATION:
-                self._decide_generation(source, granted=False)
-                return 0
-            changed = self._policy.deny(source, self._open_names(source))
-            count = self._presence.permission_changed(source, permission, granted=False) if changed else 0
-            self._signals.catalog_changed()  # so that withdrawn callback tools do not come back after a restart
-            self._save(SILENCED, source, True)
+            return self._set(source, permission, granted=False)
+
+    def _set(self, source: str, permission: str, *, granted: bool) -> int:
+        count = self._decide(source, permission, granted=granted)
+        self._signals.catalog_changed()  # so that withdrawn callback tools do not come back after a restart
+        self._save(*((GENERATION, source, granted) if permission == GENERATION else (SILENCED, source, not granted)))
         return count
 
-    def _decide_generation(self, source: str, *, granted: bool) -> None:
-        if self._policy.decide_generation(source, granted):
+    def _decide(self, source: str, permission: str, *, granted: bool) -> int:
+        """Puts a decision into force; returns how many tools it withdrew."""
+        if permission == TOOLS:
+            changed = self._policy.grant(source) if granted else self._policy.deny(source, self._open_names(source))
+        elif changed := self._policy.decide_generation(source, granted):
             self._view.generation_changed()
-            self._presence.permission_changed(source, GENERATION, granted=granted)
-        self._save(GENERATION, source, granted)
+        return self._presence.permission_changed(source, permission, granted=granted) if changed else 0
 
     def _open_names(self, source: str) -> set[str]:
         """Returns the names of a source's tools, without those that require an access level."""
@@ -242,6 +247,8 @@ class Grants:
             raise InvalidRequest(
                 f"source {quote(source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: name the source of a plugin"
             )
+        if self._store is not None:
+            self._store.check(PERMISSIONS)
 
     def _save(self, table: str, name: str, value: list[str] | bool | None) -> None:
         if self._stored is not None:

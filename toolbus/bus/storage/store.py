@@ -2,8 +2,9 @@
 
 The owner of a kind declares it (`Kind`): what becomes of a damaged row, whether a change waits for the disk, and the
 file in which earlier releases had it. The owners know their rows; this module knows none of them. A `Driver` has the
-rows: `SqliteDriver` in a file, `MemoryDriver` as long as the process. Every row has a checksum, because a database
-detects a damaged structure but not a flipped byte inside a value. No error text repeats a row: it may hold passwords.
+rows: `SqliteDriver` in a file, `MemoryDriver` as long as the process, a part those that several buses share. Every row
+has a checksum, because a database detects a damaged structure but not a flipped byte inside a value. No error text
+repeats a row: it may hold passwords.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Literal
 
 from toolbus.bus.storage.database import Damaged, Database, pragma, transaction
 from toolbus.common.path_ownership import check_path, make_directory
 from toolbus.common.text import shorten
-from toolbus.errors import RequestError, SetupError
+from toolbus.errors import NotKept, RequestError, SetupError
 
 log = logging.getLogger("toolbus.storage")
 
@@ -37,6 +39,25 @@ CHECKPOINT_BYTES = 4 << 20  # written since the last checkpoint, until the next 
 MAX_SHOWN = 200
 
 Row = tuple[str, str, int]  # its key, its value as JSON, its checksum
+
+
+class WriteFailed(NotKept):
+    """A change could not be written, so nothing of it is stored.
+
+    Attributes:
+        in_force: whether its owner goes on with it all the same, until the process ends.
+    """
+
+    in_force = True
+
+    def of(self, what: str) -> NotKept:
+        """Returns the error for who made the change."""
+        return NotKept(
+            f"the {what} is in force, but could not be written down ({self}), so it ends with this bus: make the data "
+            "directory writable, then do it again"
+            if self.in_force
+            else f"the {what} was not changed: {self}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +85,8 @@ class Kind:
         without: what a start without these rows means, as a text that may follow "to".
         synced: whether a write waits for the disk, so that it survives a power cut too.
         blank: the value of a damaged row that is not needed; None: the row is left out, and deleted.
+        shared: what several buses have in common where their store can do that: ``settings``, of which each bus has all
+            rows in memory (`Store.on_change`); or ``results``, of which a bus reads a row when it is asked for it.
         earlier: None: no earlier release had this kind.
     """
 
@@ -72,44 +95,54 @@ class Kind:
     without: str
     synced: bool = False
     blank: Any = None
+    shared: Literal["", "settings", "results"] = ""
     earlier: Earlier | None = field(default=None, compare=False)
 
 
-class Driver(Protocol):
+class Driver:
     """Where the rows of a store are: all that a database has to do. `tests/contract/storage` holds every driver to it.
 
     A store calls one method at a time, from any thread. A driver knows neither JSON nor checksums. Its methods raise
-    SetupError where the database cannot be used, with how to fix it; `write` and `declare` raise the database's own
-    error where something could not be written, and then nothing has changed.
+    SetupError where the database cannot be used, with how to fix it; `write` and `declare` raise `WriteFailed`.
     """
 
-    @property
-    def persistent(self) -> bool:
-        """Whether rows outlive the process."""
+    persistent = True  # whether rows outlive the process
 
     def open(self) -> frozenset[str]:
         """Connects, and migrates the database to this version. Returns the kinds of which damage has cost rows."""
+        return frozenset()
 
     def kinds(self) -> Mapping[str, bool]:
         """Returns the kinds that were declared, and whether their first rows came from an earlier release."""
+        return {}
 
-    def declare(self, kind: str, needed: bool, rows: Sequence[Row], *, imported: bool) -> None:
+    def declare(self, kind: Kind, rows: Sequence[Row], *, imported: bool) -> None:
         """Adds a kind with its first rows, all or nothing; waits for the disk where there are rows."""
 
-    def load(self, kind: str) -> Iterable[Row]:
-        """Returns the rows of a kind, in the order in which their keys came."""
+    def load(self, kind: Kind, key: str | None = None) -> Iterable[Row]:
+        """Returns the rows of a kind, in the order in which their keys came; or that of one key, if it exists."""
+        return ()
 
-    def write(self, kind: str, rows: Sequence[Row], deleted: Sequence[str], *, synced: bool) -> None:
+    def write(self, kind: Kind, rows: Sequence[Row], deleted: Sequence[str]) -> None:
         """Deletes keys, then inserts rows or replaces their values, all or nothing. Unknown keys are ignored.
 
-        When it returns, a kill -9 of this process cannot lose the change; with `synced` a power cut cannot either.
+        When it returns, a kill -9 of this process cannot lose the change; if it is `synced` a power cut cannot either.
         """
+
+    def changes(self, after: int) -> tuple[int, frozenset[str]]:
+        """Returns the kinds that other buses wrote after a moment, and the moment to pass next; the first is 0."""
+        return after, frozenset()
+
+    def now(self) -> float:
+        """Returns the time in seconds since the epoch, by the clock of the database: the same for all its buses."""
+        return time.time()
 
     def tidy(self) -> None:
         """Does what `write` leaves for later. Other calls may come meanwhile."""
 
     def damaged(self, kind: Kind, what: str) -> SetupError:
         """Returns the error for damaged rows that are needed."""
+        return SetupError(what)
 
     def close(self) -> None:
         """Disconnects; may be called again."""
@@ -123,8 +156,11 @@ class Store:
         directory: where files of earlier releases are; None: nowhere.
 
     Attributes:
+        age: since when, in seconds, changes of other buses may be missing; None where no other bus shares the rows.
         lost: the kinds of which damage has cost rows since the store was opened.
     """
+
+    age: float | None = None
 
     def __init__(self, driver: Driver, directory: Path | None = None) -> None:
         self._driver = driver
@@ -175,7 +211,17 @@ class Store:
         """
         with self._guard:
             self._declare(kind)
-            rows = list(self._driver.load(kind.name))
+            rows = list(self._driver.load(kind))
+        return self._read(kind, rows)
+
+    def get(self, kind: Kind, key: str) -> Any:
+        """Returns the value of a key; None where there is none. `load` says what damage does."""
+        with self._guard:
+            self._declare(kind)
+            rows = list(self._driver.load(kind, key))
+        return self._read(kind, rows).get(key)
+
+    def _read(self, kind: Kind, rows: Sequence[Row]) -> dict[str, Any]:
         values, damaged = {}, []
         for number, (key, text, checksum) in enumerate(rows, 1):
             if checksum == _checksum(kind, key, text):
@@ -209,19 +255,35 @@ class Store:
 
         Raises:
             TypeError, ValueError: JSON cannot hold a value (NaN included); nothing has changed.
-            sqlite3.Error: it could not be written (a full disk, say); nothing has changed, and the store stays usable.
+            WriteFailed: it could not be written (a full disk, say); nothing has changed, and the store stays usable.
         """
         encoded, keys = _rows(kind, rows), list(deleted)
         if not encoded and not keys:
             return
         with self._guard:
             self._declare(kind)
-            self._driver.write(kind.name, encoded, keys, synced=kind.synced)
+            self._driver.write(kind, encoded, keys)
         self._driver.tidy()
 
     def damaged(self, kind: Kind, error: object) -> SetupError:
         """Returns the error for a value that its owner cannot read."""
         return self._driver.damaged(kind, f"a row of {kind.name} cannot be read: {error}")
+
+    # -- several buses: a part has a store that does more ----------------------------------------------------------
+
+    def on_change(self, kind: Kind, changed: Callable[[], object]) -> None:
+        """Has a function called after another bus changed rows of a kind, or the store undid a change."""
+
+    def check(self, kind: Kind) -> None:
+        """Raises `WriteFailed` where it is known that a write would fail and undo the change that it is for."""
+
+    def now(self) -> float:
+        """Returns the time in seconds since the epoch, by the clock that all buses of these rows have."""
+        return self._driver.now()
+
+    def secret(self, name: str) -> bytes | None:
+        """Returns random bytes that all buses of these rows have; None where each bus has its own."""
+        return None
 
     # -- rows of earlier releases ----------------------------------------------------------------------------------
 
@@ -238,7 +300,7 @@ class Store:
         imported = self._driver.kinds().get(kind.name)
         if imported is None:
             values = self._read_earlier(kind, earlier, path) if earlier is not None and path is not None else {}
-            self._driver.declare(kind.name, kind.needed, _rows(kind, values), imported=path is not None)
+            self._driver.declare(kind, _rows(kind, values), imported=path is not None)
             imported = path is not None
         if path is not None:
             _set_aside(path, imported=imported)
@@ -286,7 +348,7 @@ def _checksum(kind: Kind, key: str, text: str) -> int:
     return zlib.crc32("\0".join((kind.name, key, text)).encode("utf-8", "surrogatepass"))
 
 
-class MemoryDriver:
+class MemoryDriver(Driver):
     """Keeps rows as long as the process."""
 
     persistent = False
@@ -297,31 +359,19 @@ class MemoryDriver:
     def __repr__(self) -> str:
         return "in memory"
 
-    def open(self) -> frozenset[str]:
-        return frozenset()
-
     def kinds(self) -> Mapping[str, bool]:
         return dict.fromkeys(self._kinds, False)
 
-    def declare(self, kind: str, needed: bool, rows: Sequence[Row], *, imported: bool) -> None:
-        self._kinds[kind] = {row[0]: row for row in rows}
+    def declare(self, kind: Kind, rows: Sequence[Row], *, imported: bool) -> None:
+        self._kinds[kind.name] = {row[0]: row for row in rows}
 
-    def load(self, kind: str) -> Iterable[Row]:
-        return list(self._kinds[kind].values())
+    def load(self, kind: Kind, key: str | None = None) -> Iterable[Row]:
+        return [row for row in self._kinds[kind.name].values() if key in (None, row[0])]
 
-    def write(self, kind: str, rows: Sequence[Row], deleted: Sequence[str], *, synced: bool) -> None:
+    def write(self, kind: Kind, rows: Sequence[Row], deleted: Sequence[str]) -> None:
         for key in deleted:
-            self._kinds[kind].pop(key, None)
-        self._kinds[kind].update((row[0], row) for row in rows)
-
-    def tidy(self) -> None:
-        pass
-
-    def damaged(self, kind: Kind, what: str) -> SetupError:
-        return SetupError(what)
-
-    def close(self) -> None:
-        pass
+            self._kinds[kind.name].pop(key, None)
+        self._kinds[kind.name].update((row[0], row) for row in rows)
 
 
 # Script i migrates a file from version i to i + 1, in one transaction with its number. Never edit a released script.
@@ -337,10 +387,11 @@ _PUT = (
     "ON CONFLICT (key) DO UPDATE SET value = excluded.value, checksum = excluded.checksum"
 )
 _LOAD = 'SELECT key, value, checksum FROM "{}" ORDER BY number'
+_GET = 'SELECT key, value, checksum FROM "{}" WHERE key = ?'
 _TABLES = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 
 
-class SqliteDriver:
+class SqliteDriver(Driver):
     """Keeps rows in one SQLite file, a table for each kind.
 
     A commit does not wait for the disk unless it is `synced` (``synchronous=NORMAL``, a write-ahead log): a kill -9
@@ -356,8 +407,6 @@ class SqliteDriver:
         lock: the lock of the data directory; None: the file is used by itself, and has a lock of its own.
         label: what errors put before the path.
     """
-
-    persistent = True
 
     def __init__(self, path: Path, *, lock: Path | None = None, label: str = "") -> None:
         self.path = path
@@ -575,33 +624,35 @@ class SqliteDriver:
         except OSError:
             same = False
         if not same:  # writes would be lost
-            raise sqlite3.OperationalError(f"{self.path} was removed or replaced while it was in use")
-        if synced:
-            connection.execute("PRAGMA synchronous = FULL")
+            raise WriteFailed(f"{self.path} was removed or replaced while it was in use")
         try:
+            connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
             with transaction(connection):
                 yield connection
-        finally:
-            if synced:
-                connection.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.ProgrammingError:
+            raise  # it is not open
+        except sqlite3.Error as error:
+            raise WriteFailed(str(error)) from error
 
     def kinds(self) -> Mapping[str, bool]:
         with self._file.errors():
             rows = self._open_connection().execute("SELECT name, imported FROM kinds")
             return {name: bool(imported) for name, imported in rows}
 
-    def declare(self, kind: str, needed: bool, rows: Sequence[Row], *, imported: bool) -> None:
+    def declare(self, kind: Kind, rows: Sequence[Row], *, imported: bool) -> None:
         with self._transaction(synced=bool(rows)) as connection:
-            _declare(connection, kind, needed, imported, rows)
+            _declare(connection, kind.name, kind.needed, imported, rows)
 
-    def load(self, kind: str) -> Iterable[Row]:
+    def load(self, kind: Kind, key: str | None = None) -> Iterable[Row]:
         with self._file.errors():
-            return self._open_connection().execute(_LOAD.format(kind)).fetchall()
+            if key is not None:
+                return self._open_connection().execute(_GET.format(kind.name), (key,)).fetchall()
+            return self._open_connection().execute(_LOAD.format(kind.name)).fetchall()
 
-    def write(self, kind: str, rows: Sequence[Row], deleted: Sequence[str], *, synced: bool) -> None:
-        with self._transaction(synced=synced) as connection:
-            connection.executemany(f'DELETE FROM "{kind}" WHERE key = ?', [(key,) for key in deleted])
-            connection.executemany(_PUT.format(kind), rows)
+    def write(self, kind: Kind, rows: Sequence[Row], deleted: Sequence[str]) -> None:
+        with self._transaction(synced=kind.synced) as connection:
+            connection.executemany(f'DELETE FROM "{kind.name}" WHERE key = ?', [(key,) for key in deleted])
+            connection.executemany(_PUT.format(kind.name), rows)
         self._written += sum(len(row[1]) for row in rows) + 4096
 
     def tidy(self) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from toolbus.bus.audit import Audit
 from toolbus.bus.storage.database import checksum_of
-from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, earlier_database
 from toolbus.bus.streams.tool_review import Key
 from toolbus.common.text import escape_surrogates, escape_unsafe, list_names, quote
 from toolbus.parts.pins.settings import Pin
@@ -242,7 +242,7 @@ class Fingerprints:
         """Replaces the fingerprints of a source.
 
         Raises:
-            sqlite3.Error: they could not be written; the earlier ones stay.
+            WriteFailed: they could not be written; the earlier ones stay.
         """
         with self._guard:
             before = self._known.get((source, command), {})
@@ -375,7 +375,7 @@ class Pins:
         """Trusts the pending declarations of some subjects.
 
         Raises:
-            sqlite3.Error: it could not be written; nothing has changed.
+            WriteFailed: it could not be written; nothing has changed.
         """
         known = self._store.fingerprints(source)
         self._store.save_fingerprints(source, "", approve(known, subjects))
@@ -411,7 +411,7 @@ class Pins:
     def _remember(self, source: str, before: Mapping[str, Pinned], after: Mapping[str, Pinned]) -> None:
         try:
             self._store.save_fingerprints(source, "", after)
-        except sqlite3.Error as error:
+        except WriteFailed as error:
             log.error("the fingerprints of source %s could not be stored: %s", source, error)
 
     def _report(self, source: str, pin: Pin, reviews: Iterable[Review]) -> None:

@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -22,7 +21,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from toolbus.bus.storage.database import Damaged, Database, checksum_of, time_bytes
-from toolbus.bus.storage.store import Earlier, Kind, SqliteDriver, Store, earlier_database
+from toolbus.bus.storage.store import Earlier, Kind, SqliteDriver, Store, WriteFailed, earlier_database
 from toolbus.common.text import shorten
 from toolbus.parts.tasks.task import Status, Task
 from toolbus.protocol.tool import Result
@@ -157,7 +156,7 @@ class TaskStore:
                     self._store.write(self._kind, rows)
                     rows, size = {}, 0
             self._store.write(self._kind, rows, [task_id for task_id, task in batch.items() if task is None])
-        except sqlite3.Error as error:
+        except WriteFailed as error:
             if not self._failing:
                 log.error("tasks cannot be written to %s, they stay in memory: %s", self.place, error)
             self._failing = True

@@ -19,9 +19,9 @@ from toolbus.parts.mcp.client.connection import (
     McpConnection,
     open_connection,
 )
+from toolbus.parts.mcp.client.duplex_process import DuplexProgram
 from toolbus.parts.mcp.client.transport import Lost, Outgoing, Receiver, RequestId, StdioTransport
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
-from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 
 SERVER = Path(__file__).parents[3] / "support" / "mcp_server.py"

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.waiting import until, until_sync
 from toolbus.errors import Stage
+from toolbus.parts.mcp.client.duplex_process import DuplexProgram
 from toolbus.parts.mcp.client.transport import (
     MAX_LINE_BYTES,
     MAX_UNREAD_BYTES,
@@ -23,7 +24,6 @@ from toolbus.parts.mcp.client.transport import (
     RequestId,
     StdioTransport,
 )
-from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.lifeline_program import kill_marked
 
@@ -141,7 +141,7 @@ async def test_a_program_that_does_not_exist_is_refused_by_name() -> None:
 OWNER = """
 import asyncio, sys
 from toolbus.parts.mcp.client.transport import StdioTransport
-from toolbus.processes.duplex_process import DuplexProgram
+from toolbus.parts.mcp.client.duplex_process import DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 
 class Inbox:

@@ -15,13 +15,13 @@ from toolbus.bus.keys.private_files import stamp_of
 from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest
 from toolbus.parts.mcp.client.authorization import token_path
+from toolbus.parts.mcp.client.duplex_process import DuplexProgram
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.files import compare
 from toolbus.parts.mcp.client.mount import Mount, MountState, MountStatus, MountTimings
 from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.parts.mcp.client.transport import StdioTransport, Transport
 from toolbus.processes.child_environment import MCP_SERVER
-from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.output_tail import OutputTails
 from toolbus.processes.supervisor import PluginReport, ReportKind

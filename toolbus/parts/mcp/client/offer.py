@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import re
-import sqlite3
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from toolbus.bus.catalog.entry import CompiledTool, compile_tool
 from toolbus.bus.catalog.schema import compile_output_schema, compile_schema
 from toolbus.bus.core import Core
 from toolbus.bus.storage.database import checksum_of, time_bytes
-from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, earlier_database
 from toolbus.common.text import clean_line, dump_json, list_names, mark_unsafe, quote
 from toolbus.errors import InvalidTool
 from toolbus.parts.mcp.client.calls import MountHandler
@@ -139,7 +138,7 @@ class MountOffer:
             stored = StoredServer(dataclasses.asdict(peer), {kind: list(entries) for kind, entries in lists.items()})
             try:
                 await asyncio.to_thread(self._manifest.save, entry.name, entry.command_digest, stored)
-            except sqlite3.Error as error:
+            except WriteFailed as error:
                 log.error("the declarations of mount %s could not be stored: %s", entry.name, error)
 
     async def review_again(self) -> None:
@@ -248,7 +247,7 @@ class MountOffer:
         if review.pinned != known:
             try:
                 self._manifest.save_fingerprints(entry.name, entry.command_digest, review.pinned)
-            except sqlite3.Error as error:
+            except WriteFailed as error:
                 log.error("the fingerprints of mount %s could not be stored: %s", entry.name, error)
         if review.news:
             subjects = list_names(review.news)
@@ -532,7 +531,7 @@ class MountManifest(Fingerprints):
         """Persists the declarations of a server.
 
         Raises:
-            sqlite3.Error: they could not be written; the earlier ones stay.
+            WriteFailed: they could not be written; the earlier ones stay.
         """
         fields = {"peer": dict(remembered.peer), "declarations": dict(remembered.declarations), "saved": time.time()}
         with self._guard:

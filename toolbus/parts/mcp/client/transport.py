@@ -17,7 +17,7 @@ from typing import Protocol
 
 from toolbus.common.text import clean_line
 from toolbus.errors import Stage, ToolBusError
-from toolbus.processes.duplex_process import DuplexProcess, DuplexProgram
+from toolbus.parts.mcp.client.duplex_process import DuplexProcess, DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 
 RequestId = str | int

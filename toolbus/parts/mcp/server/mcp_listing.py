@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from toolbus.bus.access.identity import Identity, Principal, Scopes
 from toolbus.bus.catalog.entry import Entry, ToolListing
 from toolbus.bus.core import Core
 from toolbus.bus.keys.seal import BrokenSeal, Sealer
-from toolbus.bus.storage.store import Earlier, Kind, Store, read_state
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, read_state
 from toolbus.common.newest import NewestCache
 from toolbus.errors import UnknownRole
 from toolbus.parts.mcp.features import features_of
@@ -119,7 +118,7 @@ class ToolNames:
             tables.setdefault(profile, {})[wire] = name
         try:
             self._store.write(NAMES, tables)
-        except sqlite3.Error as error:
+        except WriteFailed as error:
             self.unsaved = True
             log.warning("names of tools could not be persisted in %s: %s", self._store.place, error)
 

@@ -110,10 +110,9 @@ class McpServer:
     """
 
     def __init__(self, core: Core) -> None:
-        data_dir = core.config.data_dir
         self.core = core
         self.settings = core.config.part(McpConfig).mcp
-        self.sealer = Sealer.of(data_dir)
+        self.sealer = Sealer.of(core.config.data_dir, shared=core.program.store.secret("mcp"))
         self.names = ToolNames(core.program.store)
         self.listings = Listings(core, self.names, self.sealer)
         self.returning = Returning(core, self.names, self.listings)

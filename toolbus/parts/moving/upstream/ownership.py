@@ -7,13 +7,12 @@ may run the same plugin.
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from toolbus.bus.callback_url import parse_callback_url
-from toolbus.bus.storage.store import Earlier, Kind, Store, read_state
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, read_state
 from toolbus.parts.moving.upstream.upstream_responses import UpstreamListing, UpstreamTool
 
 log = logging.getLogger("toolbus.upstream")
@@ -151,7 +150,7 @@ class StoredOwnership:
         try:
             self._store.write(UPSTREAM, rows, [self._url, *urls[:-MAX_SERVERS]])
             self._urls, self._broken = urls[-MAX_SERVERS:], False
-        except (sqlite3.Error, ValueError) as error:
+        except (WriteFailed, ValueError) as error:
             if not self._broken:
                 log.warning("cannot store ownership (%s): after a restart the bus leaves its own tools alone", error)
             self._broken = True

@@ -7,7 +7,7 @@ import sys
 
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS
-from toolbus.processes.duplex_process import DuplexProcess, DuplexProgram
+from toolbus.parts.mcp.client.duplex_process import DuplexProcess, DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 
 
