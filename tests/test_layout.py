@@ -83,7 +83,8 @@ FLOORS = (
     "parts.tasks.tasks_command parts.audit.audit_command parts.observability.logs_command "
     "parts.observability.calls_command parts.observability.health_command parts.development "
     "parts.observability.explain_command parts.pins.approve_command parts.identity.keys_command "
-    "parts.buses.buses_command parts.recordings.record_command parts.recordings.replay_command",
+    "parts.buses.buses_command parts.recordings.record_command parts.recordings.replay_command "
+    "parts.guards.approvals_command",
 )
 FLOOR_OF: dict[str, int] = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
 

@@ -152,7 +152,7 @@ def test_the_configuration_page_has_every_key_that_the_bus_reads_and_no_other(tm
     with pytest.raises(SetupError) as refused:
         settle({}, {}, file)
     known = str(refused.value).rpartition("known are ")[2]
-    tables = {"limits", "permissions", "tripwire_allow", "pins", "issuers", "mcp", "guards", "results"}
+    tables = {"limits", "permissions", "tripwire_allow", "pins", "issuers", "mcp", "guards", "approvals", "results"}
     assert set(_ROWS) | tables == set(re.findall(r"\w+", known))
     assert all(f"[{name}" in CONFIGURATION for name in tables)
 

@@ -388,6 +388,7 @@ class Config:
         console: bool = True
         council: Path | None = None
         guards: tuple[Any, ...] = ()
+        approvals: tuple[Any, ...] = ()
         issuers: tuple[Any, ...] = ()
         mcp: object = None
         mcp_secrets: Path | None = None

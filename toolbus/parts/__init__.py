@@ -115,6 +115,14 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "guards",
+        commands=(
+            PartCommand(
+                "approvals",
+                "toolbus.parts.guards.approvals_command:approvals",
+                "Calls that wait for an operator; allow one",
+                NOUNS,
+            ),
+        ),
         rooms=(PartRoom("toolbus.parts.guards.room:GuardsRoom", before="CallbacksRoom"),),
         settings=("toolbus.parts.guards.settings:GuardSettings",),
     ),

@@ -103,7 +103,7 @@ class World:
 
     def verdicts(self) -> dict[tuple[str, str, str], int]:
         (room,) = [room for room in self.bus.core.rooms if isinstance(room, GuardsRoom)]
-        (counter,) = room.counters()
+        counter, _ = room.counters()
         return {(labels["guard"], labels["when"], labels["verdict"]): number for labels, number in counter[2]}
 
 

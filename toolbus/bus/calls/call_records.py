@@ -131,7 +131,7 @@ MAX_MESSAGE = 500  # characters of the message of a failure
 READERS = frozenset(
     (
         *("all_tasks", "approvals", "calls", "digest", "keys", "plugin_logs", "plugins", "slow_calls", "stats"),
-        *("tail", "this_bus", "record_calls"),
+        *("tail", "this_bus", "record_calls", "held_calls"),
     )
 )
 CODES = frozenset((*Code, INPUT_REQUIRED))

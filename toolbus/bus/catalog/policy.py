@@ -27,6 +27,8 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     **dict.fromkeys(("drain", "cancel_call", "plugin_stop"), "drain"),
     **dict.fromkeys(("calls", "digest", "all_tasks"), "calls"),
     "stats": "metrics",
+    **dict.fromkeys(("held_calls", "decide_call"), "permit"),
+    **dict.fromkeys(("held_calls", "decide_call"), "permit"),
     "role_add": "roles",
     "role_remove": "roles",
     **dict.fromkeys(

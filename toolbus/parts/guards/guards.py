@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.json_format import MessageToDict
 
@@ -28,7 +28,8 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller
 from toolbus.common.text import clean_line, quote, shorten
 from toolbus.errors import CallError, Code, Stage, UnknownRole
-from toolbus.parts.guards.settings import AFTER, ALLOW, BEFORE, GuardRule
+from toolbus.parts.guards.approvals import Approvals
+from toolbus.parts.guards.settings import AFTER, ALLOW, BEFORE, ApprovalRule, GuardRule
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -40,8 +41,16 @@ MAX_REASON = 500  # characters of a guard's reason
 SHARE = 0.9  # of what is left of a call's time: so the guard's failure is reported, not the call's deadline
 VERDICTS = ("allow", "refuse", "replace")
 
-Rules = tuple[tuple[GuardRule, ...], tuple[GuardRule, ...]]  # those before a call, and those after it
-_NO_RULES: Rules = ((), ())
+
+class ToolRules(NamedTuple):
+    """The rules for a tool: of guards before its calls and after them, and of the approval that they need."""
+
+    before: tuple[GuardRule, ...] = ()
+    after: tuple[GuardRule, ...] = ()
+    approval: ApprovalRule | None = None
+
+
+_NO_RULES = ToolRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +116,11 @@ class Guards:
         verdicts: how often each guard decided what, by its name, ``before`` or ``after``, and the decision.
     """
 
-    def __init__(self, rules: tuple[GuardRule, ...], registry: Registry, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, rules: tuple[GuardRule, ...], approvals: Approvals, registry: Registry, dispatcher: Dispatcher
+    ) -> None:
         self._rules = rules
+        self._approvals = approvals
         self._registry = registry
         self._dispatcher = dispatcher
         self._held: dict[str, Any] = {}  # the calls that guards look at, by the bus's id
@@ -117,15 +129,15 @@ class Guards:
         self._results: dict[str, pb.ToolResult] = {}  # of held calls that have one
         self._caller = LocalCaller(SOURCE, dispatcher, pending=self._held)
         self._caller.allowed = _Everything()
-        self._known: dict[Entry, Rules] = {}  # cache: the rules of tools, as of `_known_at`
+        self._known: dict[Entry, ToolRules] = {}  # cache: the rules of tools, as of `_known_at`
         self._known_at = -1
         self.verdicts: Counter[tuple[str, str, str]] = Counter()
 
     def __repr__(self) -> str:
         return f"<Guards rules={len(self._rules)} held={len(self._held)}>"
 
-    def rules_of(self, entry: Entry) -> Rules:
-        """Returns the rules for a tool: those before a call, those after it."""
+    def rules_of(self, entry: Entry) -> ToolRules:
+        """Returns the rules for a tool."""
         if self._known_at != self._registry.revision:
             self._known.clear()
             self._known_at = self._registry.revision
@@ -135,7 +147,8 @@ class Guards:
             rules = _NO_RULES
             if not is_operators(entry.source):  # or a guard that hangs would lock operators out
                 before, after = (tuple(rule for rule in self._rules if rule.sees(at, *names)) for at in (BEFORE, AFTER))
-                rules = before, after
+                destructive = entry.tool.annotations.destructive is True
+                rules = ToolRules(before, after, self._approvals.rule_of(*names, destructive=destructive))
             self._known[entry] = rules
         return rules
 
@@ -145,8 +158,8 @@ class Guards:
         """Takes over the calls that guards are to see."""
         passed = []
         for call in calls:
-            rules = self.rules_of(call.entry)[0]
-            if not rules or self._is_guards(call):
+            rules = self.rules_of(call.entry)
+            if not (rules.before or rules.approval) or self._is_guards(call):
                 passed.append(call)
                 continue
             self._hold(call, self._look_before(call, rules))
@@ -159,7 +172,9 @@ class Guards:
         passed = []
         for result in results:
             call: Call | None = handler.pending.get(result.call_id)
-            rules = self.rules_of(call.entry)[1] if call is not None and call.active else ()
+            rules = self.rules_of(call.entry).after if call is not None and call.active else ()
+            if call is not None:
+                self._approvals.ended(call, result)
             if call is None or not rules or self._is_guards(call):
                 passed.append(result)
                 continue
@@ -171,7 +186,7 @@ class Guards:
 
     def progress(self, call: Call, message: pb.ToolProgress) -> None:
         """Clears parts of an output that guards have not seen; how far the tool is may pass."""
-        if self.rules_of(call.entry)[1] and not self._is_guards(call):
+        if self.rules_of(call.entry).after and not self._is_guards(call):
             message.message = message.output_chunk = ""
             del message.content[:]
 
@@ -194,6 +209,7 @@ class Guards:
             look.cancel()
         self._looks.clear()
         self._results.clear()
+        self._approvals.close()
 
     def _is_guards(self, call: Call) -> bool:
         """Tells whether a call is of a guard, or made by one: guards do not guard themselves."""
@@ -231,8 +247,8 @@ class Guards:
 
     # -- looks -------------------------------------------------------------------------------------------------------
 
-    async def _look_before(self, call: Call, rules: Sequence[GuardRule]) -> None:
-        for rule in rules:
+    async def _look_before(self, call: Call, rules: ToolRules) -> None:
+        for rule in rules.before:
             verdict = await self._ask(rule, BEFORE, call, {})
             if verdict.kind == "replace" and not verdict.failure:
                 try:
@@ -248,6 +264,17 @@ class Guards:
                 self._dispatcher.endings.refuse(call, _refusal(rule, verdict, call, ran=False), time.monotonic())
                 return
             self._count(rule, BEFORE, verdict, call)
+        if rules.approval is not None:
+            decided = await self._approvals.decide(call, rules.approval)
+            if not isinstance(decided, str):
+                self._looks.pop(call.id, None)
+                if isinstance(decided, CallError):
+                    self._dispatcher.endings.refuse(call, decided, time.monotonic())
+                else:
+                    decided.call_id = call.id
+                    self._dispatcher.results(call.handler, [decided], time.monotonic())
+                return
+            call.arguments_json = noted(call.arguments_json, f"allowed by {decided}")
         self._looks.pop(call.id, None)
         now, idle = time.monotonic(), call.declaration.tool.idle_timeout_seconds
         if idle:

@@ -1,12 +1,17 @@
-"""Puts the guards of the configuration around the calls of a bus."""
+"""Puts the guards of the configuration around the calls of a bus, and has operators allow calls that wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+from toolbus.bus.access.identity import principal_of
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.core import Core, Room
 from toolbus.common.text import list_names, quote
+from toolbus.functions.scope import ToolScope
+from toolbus.functions.tool_spec import llm_tool
+from toolbus.parts.guards.approvals import Approvals, may_ask
 from toolbus.parts.guards.guards import Guards
 from toolbus.parts.guards.settings import AFTER, BEFORE, GuardSettings
 
@@ -16,11 +21,38 @@ class GuardsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        rules = core.config.part(GuardSettings).guards
-        dispatcher = core.calls.dispatcher
-        self._guards = Guards(rules, core.catalog.registry, dispatcher)
-        if rules:
+        settings, dispatcher = core.config.part(GuardSettings), core.calls.dispatcher
+        self._approvals = Approvals(settings.approvals)
+        self._guards = Guards(settings.guards, self._approvals, core.catalog.registry, dispatcher)
+        if settings.guards or settings.approvals:
             dispatcher.interceptors = (*dispatcher.interceptors, self._guards)
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the tools by which operators decide."""
+        return [self.held_calls, self.decide_call] if self._approvals.rules else []
+
+    @llm_tool(description="Shows the calls that wait for an operator's approval.", read_only=True, allow_repeat=True)
+    async def held_calls(self) -> list[dict[str, Any]]:
+        """Shows the calls, the oldest first.
+
+        Each has `id`, `tool`, `source`, `caller`, `user_id`, `role`, `arguments` (text, without what is named like a
+        secret), `waiting` (how many calls wait now; 0: the caller makes it again), `asked` and `expires_in` (seconds).
+        """
+        return [each.described() for each in self._approvals.waiting()]
+
+    @llm_tool(description="Allows a call that waits, once, or denies it.")
+    async def decide_call(self, scope: ToolScope, id: str, allow: bool, reason: str = "") -> dict[str, Any]:
+        """Decides a call of `held_calls`.
+
+        Args:
+            reason: of a denial; the caller's model reads it.
+        """
+        request, principal = self._approvals.find(id), principal_of(scope)
+        what = f"{request.subject.tool} for {request.subject.caller} {request.subject.user_id}".strip()
+        why = "allowed once" if allow else f"denied: {reason}"
+        with self.core.audit.operation("approve", principal, target=what, why=why):
+            self._approvals.settle(request, f"operator {principal.account}", None if allow else reason)
+        return {**request.described(), "allowed": allow}
 
     async def stop(self) -> None:
         """Ends the looks of guards."""
@@ -32,7 +64,11 @@ class GuardsRoom(Room):
 
     def explain(self, entry: Entry) -> Iterator[tuple[str, bool | None, str]]:
         """Yields the steps of a call that guards add."""
-        for when, rules in zip((BEFORE, AFTER), self._guards.rules_of(entry), strict=True):
+        before, after, approval = self._guards.rules_of(entry)
+        if approval is not None:
+            until = f"expires after {approval.expire_seconds:g} s"
+            yield "approval", None, f"each call needs the approval of {may_ask(approval)}, and it {until}"
+        for when, rules in ((BEFORE, before), (AFTER, after)):
             if rules:
                 names = (f"{quote(rule.guard)} ({rule.budget_ms:g} ms, else {rule.on_failure})" for rule in rules)
                 yield f"guards {when}", None, list_names(names)
@@ -44,3 +80,5 @@ class GuardsRoom(Room):
             for (guard, when, verdict), number in sorted(self._guards.verdicts.items())
         ]
         yield "toolbus_guard_verdicts", "What guards decided, by guard and by when they looked.", counts
+        decided = [({"what": what}, number) for what, number in sorted(self._approvals.counts.items())]
+        yield "toolbus_approvals", "Calls that asked for an approval, and what was decided.", decided

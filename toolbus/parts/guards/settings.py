@@ -1,4 +1,4 @@
-"""Declares the guards of a bus, as the configuration names them."""
+"""Declares the guards of a bus and which calls need an approval, as the configuration names them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ MAX_GUARDS = 100
 MAX_BUDGET_MS = 60_000.0
 BEFORE, AFTER, BOTH = "before", "after", "both"
 REFUSE, ALLOW = "refuse", "allow"
+OPERATOR, USER, EITHER = "operator", "user", "either"
+MAX_EXPIRE_SECONDS = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,47 +59,101 @@ class GuardRule:
 
     def sees(self, when: str, name: str, bare_name: str, source: str, role: str | None) -> bool:
         """Tells whether calls of a tool pass the guard."""
-        return self.when in (when, BOTH) and (
-            Globs(self.tools).match(name, bare_name, f"{source}:{bare_name}")
-            or Globs(self.sources).match(source)
-            or (role is not None and Globs(self.roles).match(role))
-        )
+        return self.when in (when, BOTH) and _fits(self, name, bare_name, source, role)
 
 
+@dataclass(frozen=True, slots=True)
+class ApprovalRule:
+    """Which calls need somebody's approval.
+
+    Attributes:
+        tools, sources, roles: as in `GuardRule`.
+        destructive: whether the rule is for all tools that are marked destructive.
+        ask: ``operator``, ``user`` (the caller's, who is asked as tools ask), or ``either``: the user where the caller
+            can ask, else an operator.
+        expire_seconds: how long a call can be allowed, and an approval be used.
+
+    Raises:
+        SetupError: from the constructor; a value breaks a rule.
+    """
+
+    tools: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    destructive: bool = False
+    ask: str = OPERATOR
+    expire_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if not (self.tools or self.sources or self.roles or self.destructive):
+            raise SetupError(
+                "an approval names neither tools, sources nor roles, so no call needs it: write tools = [...], or "
+                "destructive = true"
+            )
+
+    def holds_for(self, name: str, bare_name: str, source: str, role: str | None, *, destructive: bool) -> bool:
+        """Tells whether calls of a tool need the approval."""
+        return (self.destructive and destructive) or _fits(self, name, bare_name, source, role)
+
+
+def _fits(rule: GuardRule | ApprovalRule, name: str, bare_name: str, source: str, role: str | None) -> bool:
+    return (
+        Globs(rule.tools).match(name, bare_name, f"{source}:{bare_name}")
+        or Globs(rule.sources).match(source)
+        or (role is not None and Globs(rule.roles).match(role))
+    )
+
+
+_WHICH: Keys = {name: (name, Reader.names) for name in ("tools", "sources", "roles")}
 _KEYS: Keys = {
     "guard": ("guard", Reader.text),
     "on_failure": ("on_failure", Reader.text),
-    **{name: (name, Reader.names) for name in ("tools", "sources", "roles")},
+    **_WHICH,
     "when": ("when", lambda reader: reader.choice((BEFORE, AFTER, BOTH))),
     "budget_ms": ("budget_ms", lambda reader: reader.number(1, MAX_BUDGET_MS)),
 }
+_APPROVAL_KEYS: Keys = {
+    **_WHICH,
+    "destructive": ("destructive", Reader.flag),
+    "ask": ("ask", lambda reader: reader.choice((OPERATOR, USER, EITHER))),
+    "expire_seconds": ("expire_seconds", lambda reader: reader.number(1, MAX_EXPIRE_SECONDS)),
+}
 
 
-def _rules(reader: Reader) -> tuple[GuardRule, ...]:
+def _read(reader: Reader, kind: type[Any], keys: Keys, empty: dict[str, str]) -> tuple[Any, ...]:
     rules = []
     for each in reader.items():
         try:
-            rules.append(GuardRule(**{"guard": "", "on_failure": "", **each.record(_KEYS)}))
+            rules.append(kind(**{**empty, **each.record(keys)}))
         except SetupError as error:
             raise SetupError(str(error) if each.path in str(error) else f"{each.place}: {error}", error.loc) from None
     return tuple(rules)
 
 
+def _rules(reader: Reader) -> tuple[GuardRule, ...]:
+    return _read(reader, GuardRule, _KEYS, {"guard": "", "on_failure": ""})
+
+
+def _approval_rules(reader: Reader) -> tuple[ApprovalRule, ...]:
+    return _read(reader, ApprovalRule, _APPROVAL_KEYS, {})
+
+
 def _check(name: str, rules: tuple[Any, ...]) -> None:
     if len(rules) > MAX_GUARDS:
-        raise SetupError(f"{name} has {len(rules)} records, at most {MAX_GUARDS} are possible: let one guard see more")
+        raise SetupError(f"{name} has {len(rules)} records, at most {MAX_GUARDS} are possible: let one be for more")
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """The guards of a bus, in the order in which they see a call."""
+    """The guards of a bus, in the order in which they see a call, and which calls need an approval."""
 
     guards: tuple[GuardRule, ...] = setting((), table(_rules), check=_check)
+    approvals: tuple[ApprovalRule, ...] = setting((), table(_approval_rules), check=_check)
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     @property
     def needed_room(self) -> str:
-        """The room that asks the guards; "" where there are none."""
-        return "GuardsRoom" if self.guards else ""
+        """The room that asks the guards and people; "" where there is nobody to ask."""
+        return "GuardsRoom" if self.guards or self.approvals else ""
