@@ -48,7 +48,7 @@ class Library:
 
     Attributes:
         package: its name in the registry, which is its kind in the program that drives it.
-        wanted: what is installed.
+        wanted: what is installed, with spaces between packages.
         by: what is installed for Python, or for Node.
     """
 
@@ -62,8 +62,13 @@ LIBRARIES = (
     Library("fastmcp", "fastmcp>=4,<5"),
     Library("pydantic-ai-slim", "pydantic-ai-slim[mcp]>=2,<3"),
     Library("langchain-mcp-adapters", "langchain-mcp-adapters>=0.3,<0.4"),
+    Library("openai-agents", "openai-agents>=0.24,<0.25"),
+    Library("toolregistry", "toolregistry[mcp]>=0.19,<0.20"),
+    Library("mcp-openai-bridge", "mcp-openai-bridge>=0.1,<0.2 mcp<2"),
+    Library("google-genai", "google-genai>=3.6,<4 mcp>=2.3,<3"),
     Library("@modelcontextprotocol/sdk", "@modelcontextprotocol/sdk@1", "node"),
     Library("@modelcontextprotocol/client", "@modelcontextprotocol/client@2", "node"),
+    Library("@ai-sdk/mcp", "@ai-sdk/mcp@2", "node"),
 )
 
 
@@ -91,7 +96,9 @@ async def install(library: Library, folder: Path) -> list[str]:
         return [str(NODE), "client.mjs", library.package]
     await _run(sys.executable, "-m", "venv", "env", cwd=folder)
     python = folder / "env" / "bin" / "python"
-    await _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", library.wanted, cwd=folder)
+    await _run(
+        python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *library.wanted.split(), cwd=folder
+    )
     return [str(python), str(HERE / "python_client.py"), library.package]
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
 import importlib
 import importlib.metadata
 import json
 import sys
+import threading
 from typing import Any
 
 changes = 0
@@ -88,7 +90,134 @@ class LangChain:
         return {"text": str(await tool.ainvoke({})), "failed": None}
 
 
+class OpenaiAgents:
+    """A server of the OpenAI Agents SDK; calls are made as its runner makes them for a model."""
+
+    def __init__(self, url: str) -> None:
+        module = importlib.import_module("agents.mcp")
+        self.invoke = module.MCPUtil.invoke_mcp_tool
+        self.server = module.MCPServerStreamableHttp({"url": url}, message_handler=_count)
+
+    async def open(self, stack: contextlib.AsyncExitStack) -> str:
+        await stack.enter_async_context(self.server)
+        return ""
+
+    async def list(self) -> int:
+        return len(await self.server.list_tools())
+
+    async def call(self, name: str) -> dict[str, Any]:
+        context = importlib.import_module("agents").RunContextWrapper(None)
+        [tool] = [each for each in await self.server.list_tools() if each.name == name]
+        return {"text": str(await self.invoke(self.server, tool, context, "{}")), "failed": None}
+
+
+class ToolRegistry:
+    """A registry of toolregistry: a new one for each list, since tools are registered once."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def open(self, stack: contextlib.AsyncExitStack) -> str:
+        return ""
+
+    async def _registry(self) -> Any:
+        registry = importlib.import_module("toolregistry").ToolRegistry()
+        await registry.register_async(self.url, source="mcp", persistent=False)
+        return registry
+
+    async def list(self) -> int:
+        return len((await self._registry()).get_available_tools())
+
+    async def call(self, name: str) -> dict[str, Any]:
+        tool = (await self._registry()).get_tool(name)
+        return {"text": str(await tool.arun({})), "failed": None}
+
+
+class OpenaiBridge:
+    """The client of mcp-openai-bridge, which needs a 1.x of the official SDK."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client = importlib.import_module("mcp_openai_bridge.mcp_client").McpClient()
+
+    async def open(self, stack: contextlib.AsyncExitStack) -> str:
+        await self.client.connect_http(self.url)
+        stack.push_async_callback(self.client.close)
+        return ""
+
+    async def list(self) -> int:
+        server = importlib.import_module("mcp_openai_bridge.server")
+        return len(await server.build_tools_cache(self.client))
+
+    async def call(self, name: str) -> dict[str, Any]:
+        return _read(await self.client.call_tool(name, {}))
+
+
+class GoogleGenai:
+    """Google's client with a session of the official SDK in a config that is a dict, before a model that calls once."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.wanted = ""  # the tool that the model calls; empty: none
+        self.requests: list[dict[str, Any]] = []  # that reached the model
+
+    async def open(self, stack: contextlib.AsyncExitStack) -> str:
+        mcp = importlib.import_module("mcp")
+        module = importlib.import_module("mcp.client.streamable_http")
+        read, write, *_ = await stack.enter_async_context(module.streamable_http_client(self.url))
+        self.session = await stack.enter_async_context(mcp.ClientSession(read, write, message_handler=_count))
+        answer = await self.session.initialize()
+        genai = importlib.import_module("google.genai")
+        options = {"base_url": f"http://127.0.0.1:{self._model(stack)}"}
+        self.client = genai.Client(api_key="k", http_options=options)
+        return str(getattr(answer, "protocol_version", None) or answer.protocolVersion)
+
+    def _model(self, stack: contextlib.AsyncExitStack) -> int:
+        ours = self
+
+        class Model(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                ours.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                answered = any("functionResponse" in part for part in ours.requests[-1]["contents"][-1]["parts"])
+                part: Any = {"text": "done"}
+                if ours.wanted and not answered:
+                    part = {"functionCall": {"name": ours.wanted, "args": {}}}
+                body = json.dumps({"candidates": [{"content": {"role": "model", "parts": [part]}}]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Model)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.shutdown)
+        return int(server.server_address[1])
+
+    async def _generate(self, wanted: str) -> dict[str, Any]:
+        self.wanted, self.requests = wanted, []
+        config = {"tools": [self.session]}
+        await self.client.aio.models.generate_content(model="m", contents="hello", config=config)
+        return self.requests[-1]
+
+    async def list(self) -> int:
+        declared = (await self._generate("")).get("tools") or [{}]
+        return sum(len(each.get("functionDeclarations", ())) for each in declared)
+
+    async def call(self, name: str) -> dict[str, Any]:
+        part = (await self._generate(name))["contents"][-1]["parts"][0]
+        answer = part["functionResponse"]["response"]
+        return {"text": json.dumps(answer), "failed": '"isError": true' in json.dumps(answer) or "error" in answer}
+
+
 KINDS: dict[str, Any] = {
+    "openai-agents": OpenaiAgents,
+    "toolregistry": ToolRegistry,
+    "mcp-openai-bridge": OpenaiBridge,
+    "google-genai": GoogleGenai,
     "mcp": lambda url: Sdk("mcp", url),
     "fastmcp": lambda url: Sdk("fastmcp", url),
     "pydantic-ai-slim": PydanticAi,

@@ -18,6 +18,10 @@ async function connect() {
     await client.connect(transport);
     return [client, transport.protocolVersion ?? ""];
   }
+  if (kind === "@ai-sdk/mcp") {
+    const { createMCPClient } = await import("@ai-sdk/mcp");
+    return [await createMCPClient({ transport: { type: "http", url } }), ""];
+  }
   const { Client, StreamableHTTPClientTransport } = await import("@modelcontextprotocol/client");
   const client = new Client(about);
   client.setNotificationHandler("notifications/tools/list_changed", () => { changes += 1; });
@@ -26,8 +30,18 @@ async function connect() {
   return [client, client.getNegotiatedProtocolVersion?.() ?? transport.protocolVersion ?? ""];
 }
 
+// The tools of the AI SDK, as a model gets them: a result is what `toModelOutput` writes of it.
+async function answerOfTools(tools, asked) {
+  if (asked.do === "list") return { tools: Object.keys(tools).length };
+  const tool = tools[asked.name];
+  const output = await tool.execute({}, { toolCallId: "1", messages: [] });
+  const shown = tool.toModelOutput?.({ toolCallId: "1", input: {}, output }) ?? output;
+  return { text: JSON.stringify(shown), failed: JSON.stringify(await shown).includes("error-") || null };
+}
+
 async function answer(client, asked) {
   try {
+    if (kind === "@ai-sdk/mcp" && asked.do !== "changes") return await answerOfTools(await client.tools(), asked);
     if (asked.do === "list") return { tools: (await client.listTools()).tools.length };
     if (asked.do === "call") {
       const result = await client.callTool({ name: asked.name, arguments: {} });

@@ -33,6 +33,11 @@ STRICT_KEYWORDS = frozenset(
     )
 )
 STRICT_FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"))
+# What llguidance 1.9, outlines-core 0.2 and lm-format-enforcer 0.11 compile.
+GRAMMAR_KEYWORDS = STRICT_KEYWORDS - {"multipleOf", "exclusiveMinimum", "exclusiveMaximum"} | {
+    *("minLength", "maxLength", "prefixItems", "propertyOrdering")
+}
+GRAMMAR_FORMATS = frozenset(("date-time", "time", "date", "email", "uri", "uuid"))
 STRICT_LEVELS, STRICT_PROPERTIES, STRICT_VALUES = 10, 5000, 1000
 # google.genai.types.Schema: the fields of a schema in a function declaration, as JSON of both spellings.
 GEMINI_FIELDS = frozenset(
@@ -244,6 +249,15 @@ def _has_type(schema: Json, kind: str) -> bool:
     return types == kind or (isinstance(types, list) and kind in types)
 
 
+def _grammar(tool: SentTool) -> Iterator[str]:
+    """What llguidance and outlines refuse a request for."""
+    for place, schema, _ in schemas(tool.schema):
+        if unknown := schema.keys() - GRAMMAR_KEYWORDS:
+            yield f"{place}: {', '.join(sorted(unknown))}"
+        if schema.get("format", "date") not in GRAMMAR_FORMATS:
+            yield f"{place}: the format {schema['format']}"
+
+
 _OPENAI: Sequence[Rule] = (
     *(_named(r"[a-zA-Z0-9_-]{1,64}"), _object_root, _plain_root, _valid, _array_items, _object_properties),
     *(_references, _portable_patterns, _strict),
@@ -256,6 +270,7 @@ RULES: dict[str, Sequence[Rule]] = {
         ),
         _OPENAI,
     ),
+    "openai-grammar": (*_OPENAI, _grammar),
     "anthropic": (
         *(_named(r"[a-zA-Z0-9_-]{1,64}"), _object_root, _plain_root, _valid, _references),
         _anthropic_names,

@@ -242,6 +242,11 @@ UNNAMED = [
     Recorded("vLLM", "openai", 400, "The provided JSON schema contains features not supported by xgrammar."),
     Recorded("xgrammar", "openai", 400, "Failed to transform json schema to a grammar: json_schema_converter.cc:1: No"),
     Recorded("llguidance", "openai", 400, 'Unimplemented keys: ["dependentSchemas"]'),
+    Recorded("llguidance", "openai", 400, "Unknown format: regex"),
+    Recorded("llguidance", "openai", 400, "Unsatisfiable schema: required property 'a' is unsatisfiable"),
+    Recorded("llguidance", "openai", 400, "regex parse error:\n    ^(?=a)b$\n     ^^^\nerror: look-around, including"),
+    Recorded("outlines", "openai", 400, 'Unsupported JSON Schema structure {"not":{"type":"string"}} \nMake sure it'),
+    Recorded("outlines", "openai", 400, "Format duration is not supported by Outlines"),
     Recorded(
         "Gemini", "gemini", 400, "A FunctionDeclaration in the request exceeds the maximum allowed nesting depth."
     ),

@@ -15,7 +15,7 @@ from toolbus.loop import Endpoint, LoopSettings, RoundStarted, ToolLoop, ToolsLe
 from toolbus.parts.models.dialects.conversation import Message
 from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.names import find_dialect
-from toolbus.parts.models.dialects.openai_chat import OpenAIChat
+from toolbus.parts.models.dialects.openai_chat import OpenAIChat, OpenAIGrammar
 from toolbus.parts.models.loop.tool_loop import MAX_REQUESTS
 from toolbus.parts.models.loop.tool_refusal import MAX_PROBES, EndpointRefusals, Halving
 from toolbus.protocol.tool import Tool
@@ -388,15 +388,90 @@ async def test_a_refusal_that_is_not_about_strict_after_all_keeps_it() -> None:
 
 
 def test_strict_is_found_beside_the_name_too_and_the_export_itself_does_not_change() -> None:
-    export: Export = find_dialect("openai-responses").export([Tool("a", "A tool.")])
+    dialect = find_dialect("openai-responses")
+    export: Export = dialect.export([Tool("a", "A tool.")])
     written = replace(export, tools=tuple({**tool, "strict": True} for tool in export.tools))
     refused = EndpointRefusals()
-    assert refused.relaxed(written) is written
+    assert refused.relaxed(written, dialect) is written
     refused.strict = "off"
-    assert [tool["strict"] for tool in refused.relaxed(written).tools] == [False]
+    assert [tool["strict"] for tool in refused.relaxed(written, dialect).tools] == [False]
     refused.strict = "absent"
-    assert ["strict" in tool for tool in refused.relaxed(written).tools] == [False]
+    assert ["strict" in tool for tool in refused.relaxed(written, dialect).tools] == [False]
     assert [tool["strict"] for tool in written.tools] == [True]
+
+
+# -- servers that turn schemas into grammars ---------------------------------------------------------------------------
+
+# What llguidance 1.9 says of each, as vLLM passes it on.
+IN_WORDS: dict[str, tuple[Json, str]] = {
+    "alternatives": (
+        {"a": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 3}]}},
+        "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+    ),
+    "negation": ({"a": {"type": "string", "not": {"const": "x"}}}, 'Unimplemented keys: ["not"]'),
+    "unique": (
+        {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+        'Unimplemented keys: ["uniqueItems"]',
+    ),
+    "format": ({"a": {"type": "string", "format": "regex"}}, "Unknown format: regex"),
+}
+KEYWORDS = {"alternatives": '"oneOf":', "negation": '"not":', "unique": '"uniqueItems":', "format": '"regex"'}
+
+
+class GrammarModel(ScriptedModel):
+    """Refuses requests with a keyword that llguidance does not know, or with a schema that nothing can satisfy."""
+
+    async def _ask(self, request: Json) -> Any:
+        text = json.dumps(request.get("tools", ()))
+        for name, keyword in KEYWORDS.items():
+            if keyword in text:
+                raise ApiError(400, IN_WORDS[name][1])
+        if '"minimum": 5' in text:
+            raise ApiError(400, "grammar error: Unsatisfiable schema: required property 'a' is unsatisfiable")
+        if request["messages"] == [{"role": "user", "content": "Answer with OK."}]:
+            return says("OK")
+        return await super()._ask(request)
+
+
+def grammar_catalog(*names: str, impossible: bool = False) -> FunctionSource:
+    source = catalog(3)
+    for name in names:
+        schema = {"type": "object", "properties": IN_WORDS[name][0], "required": ["a"]}
+        source.offer(lambda a: f"got {a}", name=name, description="Takes a.", parameters_json=json.dumps(schema))
+    if impossible:
+        never = {"type": "integer", "minimum": 5, "maximum": 3}
+        schema = {"type": "object", "properties": {"a": never}, "required": ["a"]}
+        source.offer(lambda a: "", name="impossible", description="Takes a.", parameters_json=json.dumps(schema))
+    return source
+
+
+@pytest.mark.parametrize("name", IN_WORDS)
+async def test_a_tool_that_a_grammar_cannot_hold_is_declared_in_plain_keywords_and_in_words(name: str) -> None:
+    arguments = {"a": ["z"] if name == "unique" else "z"}
+    model = GrammarModel(says("", call(name, arguments)), says("done"), says("again"))
+    loop = ToolLoop(grammar_catalog(name), model.endpoint)
+    reply = await loop.run("?")
+    assert reply.text == "done"
+    assert model.results(1) == [f"got {arguments['a']}"]
+    offered = model.requests[0]["tools"]
+    assert len(offered) == 4
+    await loop.run("another conversation")  # nothing is refused twice
+    assert model.requests[-1]["tools"] == offered
+
+
+async def test_only_the_schema_that_stays_impossible_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    model = GrammarModel(says("done"))
+    loop = ToolLoop(grammar_catalog("negation", "unique", impossible=True), model.endpoint)
+    await loop.run("?")
+    assert model.offered(0) == ["tool_0", "tool_1", "tool_2", "negation", "unique"]
+    assert any("'impossible' is not offered" in line for line in warnings(caplog))
+
+
+async def test_a_program_that_knows_its_server_declares_plain_schemas_from_the_start() -> None:
+    model = GrammarModel(says("done"))
+    loop = ToolLoop(grammar_catalog(*IN_WORDS), replace(model.endpoint, dialect=OpenAIGrammar()))
+    await loop.run("?")
+    assert [len(request["tools"]) for request in model.requests] == [7]
 
 
 # -- halving ---------------------------------------------------------------------------------------------------------

@@ -30,8 +30,9 @@ EPILOG = epilog(
         "toolbus export --dialect anthropic --role Lanlan --user u-17",
     ),
     """
-    Dialects: openai, openai-responses, anthropic, gemini, ollama, mcp, and for realtime sessions openai-realtime, grok,
-    glm-realtime, qwen-realtime, stepfun-realtime, gemini-live.
+    Dialects: openai, openai-grammar (vLLM and other servers that turn schemas into grammars), openai-responses,
+    anthropic, gemini, ollama, mcp, and for realtime sessions openai-realtime, grok, glm-realtime, qwen-realtime,
+    stepfun-realtime, gemini-live.
 
     The table has each tool's name on the wire, its estimated cost in tokens, and what its schema loses in this dialect;
     the bus still checks arguments against the whole schema. The last line is the sum of the tokens. Tools that the

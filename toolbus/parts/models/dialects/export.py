@@ -5,6 +5,7 @@ Converted schemas are cached by tool, so a change of one tool converts one tool.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -83,12 +84,14 @@ class ToolWriter(ABC):
         name: its name for users (`openai`, `anthropic` …).
         name_rule: which function names it accepts.
         schema_rules: which part of JSON Schema it accepts; an instance may have its own rules.
+        plain_rules: the part that those of its servers accept that refuse more; None if all accept the same.
         max_tools: how many tools it takes in one request or session; None if not published.
     """
 
     name: ClassVar[str]
     name_rule: ClassVar[NameRule]
     schema_rules: SchemaRules
+    plain_rules: ClassVar[SchemaRules | None] = None
     max_tools: ClassVar[int | None] = None
 
     def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS) -> None:
@@ -98,6 +101,7 @@ class ToolWriter(ABC):
         self._max_cached_schemas = max_cached_schemas
         # Converted schemas by the tool they came from; replaced as a whole, since threads share it.
         self._converted: dict[Tool, _Converted | LeftOut] = {}
+        self._plain: ToolWriter | None = None  # what `plainly` writes with; None until it is used
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -134,6 +138,17 @@ class ToolWriter(ABC):
             kept={tool.name: tool for tool in exported},
             strict=strict,
         )
+
+    def plainly(self, export: Export) -> tuple[Json, ...]:
+        """Returns the declarations of an export for a server that refuses more than `plain_rules`; never strict."""
+        if self.plain_rules is None or self.schema_rules is self.plain_rules:
+            return export.tools
+        if self._plain is None:
+            self._plain = copy.copy(self)
+            self._plain._converted = {}
+            self._plain.schema_rules, self._plain.strict = self.plain_rules, False
+        plain = self._plain.export(export.kept.values())
+        return export.tools if plain.left_out else plain.tools
 
     def _convert_all(self, tools: Iterable[Tool]) -> dict[Tool, _Converted | LeftOut]:
         current: dict[Tool, _Converted | LeftOut] = {}

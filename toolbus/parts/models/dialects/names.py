@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _CLASSES = {
     "openai": ("openai_chat", "OpenAIChat"),
+    "openai-grammar": ("openai_chat", "OpenAIGrammar"),
     "openai-responses": ("openai_responses", "OpenAIResponses"),
     "anthropic": ("anthropic", "Anthropic"),
     "gemini": ("gemini", "Gemini"),

@@ -35,7 +35,7 @@ from toolbus.parts.models.dialects.history import (
     valid_arguments_text,
 )
 from toolbus.parts.models.dialects.provider_results import OPENAI_IMAGES, answer_text, data_url, image_label
-from toolbus.parts.models.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.parts.models.dialects.schemas.schema_rules import GRAMMAR_SCHEMAS, OPENAI_SCHEMAS
 from toolbus.parts.models.dialects.token_usage import chat_usage
 from toolbus.parts.models.dialects.tool_choice import forced_tool
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameTable
@@ -345,6 +345,7 @@ class OpenAIChat(PairedDialect):
     name = NAME
     name_rule = PLAIN_NAMES
     schema_rules = OPENAI_SCHEMAS
+    plain_rules = GRAMMAR_SCHEMAS
     accepted_images = OPENAI_IMAGES
     # "array too long. Expected an array with maximum length 128"; Groq has the same number. Servers that only speak the
     # format may have another one, or none: `LoopSettings.max_tools`.
@@ -444,6 +445,12 @@ class OpenAIChat(PairedDialect):
 
     def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
         return {**answer.message, "tool_call_id": call_id}
+
+
+class OpenAIGrammar(OpenAIChat):
+    """Chat completions of servers that turn schemas into grammars, as vLLM does: in keywords that all engines take."""
+
+    schema_rules = GRAMMAR_SCHEMAS
 
 
 def _content(content: Any) -> Any:

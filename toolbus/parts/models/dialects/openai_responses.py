@@ -32,7 +32,7 @@ from toolbus.parts.models.dialects.history import (
     valid_arguments_text,
 )
 from toolbus.parts.models.dialects.provider_results import OPENAI_IMAGES, answer_text, data_url
-from toolbus.parts.models.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.parts.models.dialects.schemas.schema_rules import GRAMMAR_SCHEMAS, OPENAI_SCHEMAS
 from toolbus.parts.models.dialects.token_usage import responses_usage
 from toolbus.parts.models.dialects.tool_choice import forced_tool, function_choice
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameTable
@@ -308,6 +308,7 @@ class OpenAIResponses(PairedDialect):
     name = NAME
     name_rule = PLAIN_NAMES
     schema_rules = OPENAI_SCHEMAS
+    plain_rules = GRAMMAR_SCHEMAS
     accepted_images = OPENAI_IMAGES
     max_tools = 128  # as in chat completions
 

@@ -93,7 +93,7 @@ class Endpoint:
 
 
 def openai_endpoint(
-    client: Any, model: str, *, stream: bool = True, strict: bool | None = None, **options: Any
+    client: Any, model: str, *, stream: bool = True, strict: bool | None = None, grammar: bool = False, **options: Any
 ) -> Endpoint:
     """Returns a model behind chat completions.
 
@@ -102,19 +102,22 @@ def openai_endpoint(
         stream: False for a server that cannot stream calls.
         strict: whether the server enforces schemas (`OpenAIChat`). None: OpenAI's own does for schemas that qualify
             unchanged, other servers do not, since some refuse the key.
+        grammar: whether the server turns schemas into grammars, as vLLM does. Otherwise the loop writes a schema so
+            after the server has refused it.
         options: further keys of every request (temperature …). Requests for streamed answers also request a count of
             tokens, unless `stream_options` is set; None sends no `stream_options`.
 
     Raises:
         SetupError: an option is one that the loop writes.
     """
-    from toolbus.parts.models.dialects.openai_chat import OpenAIChat
+    from toolbus.parts.models.dialects.openai_chat import OpenAIChat, OpenAIGrammar
 
     _check(client, "openai")
     fixed = _fixed(options) | {"model": model, "stream": stream}
     if strict is None and not _is_of(client, "api.openai.com"):
         strict = False
-    dialect = OpenAIChat(strict=strict, short_ids=_is_of(client, "mistral.ai"))
+    kind = OpenAIGrammar if grammar else OpenAIChat
+    dialect = kind(strict=strict, short_ids=_is_of(client, "mistral.ai"))
     if fixed.get("stream_options", ()) is None:
         del fixed["stream_options"]
     elif stream and "stream_options" not in fixed:

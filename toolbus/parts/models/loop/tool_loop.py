@@ -53,7 +53,6 @@ from toolbus.parts.models.loop.tool_refusal import (
     EndpointRefusals,
     refuses_tools,
     schema_refusal,
-    strict_of,
     tool_limit,
     without,
 )
@@ -152,11 +151,11 @@ class ModelClient:
         """Sends one request. Returns the answer to it.
 
         Args:
-            loose: declarations, by their schema_hash, that are not strict.
+            loose: declarations, by their schema_hash, that are not strict and have a plain schema.
         """
         turn = Turn()
         if export is not None:
-            export = self.refused.relaxed(export, loose)
+            export = self.refused.relaxed(export, self.endpoint.dialect, loose)
         request = self.endpoint.dialect.request(items, export, choice)
         async for piece in self.endpoint.answer(request, export.names if export is not None else NameTable.empty()):
             if isinstance(piece, Turn):
@@ -165,13 +164,16 @@ class ModelClient:
                 on_delta(piece)
         return turn
 
-    async def refuses(self, tools: Sequence[Tool]) -> bool:
+    async def refuses(self, tools: Sequence[Tool], loose: Set[str]) -> bool:
         """Tells whether the endpoint refuses a declaration among these, by a separate short request.
+
+        Args:
+            loose: as for `send`.
 
         Raises:
             Exception: any other error of the endpoint's client.
         """
-        export = self.refused.relaxed(self.endpoint.dialect.export(tools))
+        export = self.refused.relaxed(self.endpoint.dialect.export(tools), self.endpoint.dialect, loose)
         request = self.endpoint.dialect.request(_PROBE, export)
         try:
             async with contextlib.aclosing(self.endpoint.answer(request, export.names)) as pieces:
@@ -195,8 +197,10 @@ class _Request:
         self._notify = notify
         self._whys: dict[Tool, str] = {}  # tools that are not in the request, and why
         self._undecided: set[Tool] = set()  # of these, tools that may not be refused at all
-        self._loose: set[str] = set()  # the hashes of declarations that are no longer strict
-        self._guess: set[str] = set()  # of these, the ones of an error that named no tool
+        self._loose: set[str] = set()  # the hashes of declarations that are no longer strict, and plain
+        self._guess: set[str] | None = (
+            None  # of these, the ones of an error that named no tool; None until there is one
+        )
         self.answer_began = False
 
     def on_delta(self, delta: Delta) -> None:
@@ -226,7 +230,9 @@ class _Request:
                 if self._loose:
                     self._refused.loosen(self._loose)
                     log.warning(
-                        "%r takes %d tools only where they are not strict", self._client.endpoint, len(self._loose)
+                        "%r takes %d tools only where they are not strict and in the keywords that grammars take",
+                        self._client.endpoint,
+                        len(self._loose),
                     )
                 if self._whys and refusal is not None:
                     self._remember(refusal)
@@ -244,20 +250,26 @@ class _Request:
         if refusal.strict:
             return self._relax("absent" if refusal.strict == "key" else "off", export)
         tools = [export.kept[name] for name in refusal.names]
-        strict = self._strict_among(export, tools or export.kept.values())
-        if strict and (tools or not self._guess):  # a tool that is not strict is better than none
-            self._loose |= strict
-            self._guess |= set() if tools else strict
+        changeable = self._changeable(export, tools or export.kept.values())
+        if changeable and (tools or self._guess is None):  # a tool with a looser schema is better than none
+            self._loose |= changeable
+            if not tools:
+                self._guess = changeable
             return export
         if not tools:
-            self._loose -= self._guess  # it did not help
+            self._loose -= self._guess or set()  # it did not help
+            self._guess = set()
             log.warning("%r refuses a tool and does not say which: short requests find it", self._client.endpoint)
             try:
-                halving = await self._refused.find(export, self._client.refuses)
+                halving = await self._refused.find(export, lambda group: self._client.refuses(group, self._loose))
             except Exception as other:
                 log.info("cannot find out which tool %r refuses: %s", self._client.endpoint, type(other).__name__)
                 return None
             tools = [*halving.found, *halving.undecided]
+            # A single one was refused with a looser declaration too, by the guess.
+            if len(tools) > 1 and (changeable := self._changeable(export, halving.found)):
+                self._loose |= changeable
+                return export
             self._undecided.update(halving.undecided)
             if not tools and MIN_TOOLS <= halving.accepted < len(export.tools):
                 self._refused.max_tools = halving.accepted
@@ -278,15 +290,12 @@ class _Request:
             self._whys[tool] = f"{known}: {words}"
         return without(self._client.endpoint.dialect, export, self._whys)
 
-    def _strict_among(self, export: Export, tools: Iterable[Tool]) -> set[str]:
-        """Returns which of these tools are declared strict, by their schema_hash."""
-        declarations = self._refused.relaxed(export, self._loose).tools
-        strict = {
-            schema_hash
-            for declaration, schema_hash in zip(declarations, export.hashes.values(), strict=True)
-            if strict_of(declaration)
-        }
-        return strict & {tool.schema_hash for tool in tools}
+    def _changeable(self, export: Export, tools: Iterable[Tool]) -> set[str]:
+        """Returns which of these tools have a looser declaration, by their schema_hash."""
+        dialect = self._client.endpoint.dialect
+        others = self._loose | {tool.schema_hash for tool in tools}
+        now, then = (self._refused.relaxed(export, dialect, loose).tools for loose in (self._loose, others))
+        return {each for each, one, other in zip(export.hashes.values(), now, then, strict=True) if one != other}
 
     def _relax(self, strict: Literal["off", "absent"], export: Export) -> Export | None:
         if self._refused.strict in (strict, "absent"):

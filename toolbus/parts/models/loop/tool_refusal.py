@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from toolbus.common.newest import NewestCache
 from toolbus.parts.models.dialects.dialect import Dialect
-from toolbus.parts.models.dialects.export import Export, LeftOut
+from toolbus.parts.models.dialects.export import Export, LeftOut, ToolWriter
 from toolbus.protocol.tool import Tool
 
 # Statuses of a permanent refusal. llama.cpp answers with 500; its phrases are below.
@@ -74,7 +74,9 @@ _UNNAMED = tuple(
         r"FunctionDeclaration in the request exceeds the maximum allowed nesting depth",  # Gemini
         r"json schema contains features not supported by|\bgrammar error: ",  # vLLM
         r"failed to transform json schema to a grammar",  # xgrammar, behind vLLM and SGLang
-        r"\bunimplemented keys: \[|\boneOf constraints are not supported",  # llguidance
+        r"\bunimplemented keys: \[|\boneOf constraints are not supported|\bunsatisfiable schema\b",  # llguidance
+        r"\bunknown format: \S|\bregex parse error:",  # llguidance
+        r"\bunsupported json schema structure\b|\bformat \S+ is not supported by outlines\b",  # outlines
         r"invalid tool schema",  # Mistral
         r"invalid function schema",  # xAI
     )
@@ -222,7 +224,7 @@ class EndpointRefusals:
         self.max_tools: int | None = None
         self.strict: Literal["unchanged", "off", "absent"] = "unchanged"
         self._refused: NewestCache[str, str] = NewestCache(MAX_REFUSED)  # schema_hash → why
-        self._loose: NewestCache[str, None] = NewestCache(MAX_REFUSED)  # schema_hash of tools that must not be strict
+        self._loose: NewestCache[str, None] = NewestCache(MAX_REFUSED)  # schema_hash of tools that must be loose
         self._hopeless: NewestCache[tuple[str, ...], None] = NewestCache(MAX_HOPELESS)  # exports, by their hashes
 
     def __repr__(self) -> str:
@@ -264,22 +266,27 @@ class EndpointRefusals:
         self._hopeless[tuple(export.hashes.values())] = None
 
     def loosen(self, hashes: Iterable[str]) -> None:
-        """Stores declarations, by their schema_hash, that the endpoint accepts only if they are not strict."""
+        """Stores declarations, by their schema_hash, that the endpoint accepts only if they are loose."""
         self._loose.update(dict.fromkeys(hashes))
 
-    def relaxed(self, export: Export, loose: Set[str] = frozenset()) -> Export:
-        """Returns an export whose declarations have `strict` as the endpoint accepts it.
+    def relaxed(self, export: Export, writer: ToolWriter, loose: Set[str] = frozenset()) -> Export:
+        """Returns an export whose declarations are as the endpoint accepts them.
 
         Args:
-            loose: further declarations, by their schema_hash, that are not strict.
+            writer: the dialect of the export.
+            loose: further declarations, by their schema_hash, that are not strict and have a plain schema.
         """
         loose = loose | self._loose.keys()
         if self.strict == "unchanged" and loose.isdisjoint(export.hashes.values()):
             return export
         absent = self.strict == "absent"
+        hashes = export.hashes.values()
+        plain = export.tools if loose.isdisjoint(hashes) else writer.plainly(export)
         tools = tuple(
-            _relaxed(declaration, absent=absent) if self.strict != "unchanged" or schema_hash in loose else declaration
-            for declaration, schema_hash in zip(export.tools, export.hashes.values(), strict=True)
+            _relaxed(simple if schema_hash in loose else declaration, absent=absent)
+            if self.strict != "unchanged" or schema_hash in loose
+            else declaration
+            for declaration, simple, schema_hash in zip(export.tools, plain, hashes, strict=True)
         )
         return replace(export, tools=tools)
 

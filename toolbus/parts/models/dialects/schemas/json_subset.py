@@ -3,6 +3,9 @@
 That is Gemini's `parametersJsonSchema`. Its documentation lists the keywords under `GenerationConfig` for
 `responseJsonSchema`, its counterpart: `oneOf` is read as `anyOf`, an enum holds texts and numbers, nothing stands
 beside `$ref`, and a schema may refer to itself only from properties that are not required. Other keywords are ignored.
+
+Servers that turn schemas into grammars refuse a request for other keywords (llguidance, outlines: `not`, `uniqueItems`,
+`dependentRequired`, a `oneOf` whose alternatives overlap, an unknown format).
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from toolbus.protocol.json_schema import of_type
 _COPIED = frozenset(
     ("type", "title", "description", "minItems", "maxItems", "minimum", "maximum", "required", "propertyOrdering")
 )
+_IN_GRAMMARS = frozenset(("minLength", "maxLength", "pattern", "const", "enum"))
+_GRAMMAR_FORMATS = frozenset(("date-time", "date", "time", "email", "uri", "uuid"))
 _LISTS = frozenset(("anyOf", "oneOf", "prefixItems"))
 _FORMATS = frozenset(("date-time", "date", "time", "duration", "enum", "int32", "int64", "float", "double"))
 _ABOUT = frozenset(("title", "description"))
@@ -27,13 +32,20 @@ _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
 class JsonSubset:
-    """Writes the keywords that Gemini reads."""
+    """Writes the keywords that Gemini reads.
+
+    Args:
+        grammar: whether to write those that engines of grammars have in common instead.
+    """
+
+    def __init__(self, *, grammar: bool = False) -> None:
+        self._grammar = grammar
 
     def __call__(self, root: dict[str, Any], report: LossReport) -> dict[str, Any]:
         """Returns the schema of a plain root."""
         merger = Merger(report)
         merged = merger.root(root)
-        writing = _Writing(report, Words(report, merger.definitions))
+        writing = _Writing(report, Words(report, merger.definitions), self._grammar)
         schema = writing.schema(merged, report.tool)
         if merger.definitions:
             schema["$defs"] = {name: writing.schema(each, name) for name, each in merger.definitions.items()}
@@ -41,9 +53,12 @@ class JsonSubset:
 
 
 class _Writing:
-    def __init__(self, report: LossReport, words: Words) -> None:
+    def __init__(self, report: LossReport, words: Words, grammar: bool) -> None:
         self._report = report
         self._words = words
+        self._grammar = grammar
+        self._copied = _COPIED | _IN_GRAMMARS if grammar else _COPIED
+        self._formats = _GRAMMAR_FORMATS if grammar else _FORMATS
 
     def schema(self, schema: Any, name: str = "") -> dict[str, Any]:
         """Returns a schema in the keywords that the provider reads."""
@@ -57,7 +72,7 @@ class _Writing:
         written: dict[str, Any] = {}
         stated: dict[str, Any] = {}
         for keyword, value in schema.items():
-            if keyword in _COPIED:
+            if keyword in self._copied:
                 written.setdefault(keyword, value)
             elif keyword == "properties":
                 written[keyword] = self._properties(schema, value)
@@ -70,7 +85,7 @@ class _Writing:
             elif not self._value(schema, keyword, value, written):
                 stated[keyword] = value
         if "required" in written:
-            _split_required(written, stated)
+            _split_required(written, stated, may_refer=self._grammar)
         if not written.keys() & {"type", "anyOf", "oneOf"} and (kind := implied_type(schema)):
             written["type"] = kind
         if stated:
@@ -101,6 +116,12 @@ class _Writing:
             return
         if keyword != "prefixItems":
             value = [each for each in value if each is not False] or [{}]
+        if keyword == "oneOf" and self._grammar:
+            if "anyOf" in schema:
+                stated[keyword] = value
+                return
+            self._report.lose(schema, keyword, "it became anyOf: that only one of them may hold is lost")
+            keyword = "anyOf"
         written[keyword] = [self.schema(each) for each in value]
 
     def _items(self, schema: dict[str, Any], value: Any, written: dict[str, Any]) -> None:
@@ -120,7 +141,7 @@ class _Writing:
         elif keyword == "enum" and "anyOf" not in schema and all(_is_plain(each) or each is None for each in value):
             rest = [each for each in value if each is not None]  # an enum may hold no null
             written["anyOf"] = [*([{"enum": rest}] if rest else []), {"type": "null"}]
-        elif keyword == "format" and value in _FORMATS:
+        elif keyword == "format" and value in self._formats:
             written[keyword] = value
         elif keyword in _EXCLUSIVE:
             return _write_bound(schema, _EXCLUSIVE[keyword], value, written)
@@ -129,10 +150,10 @@ class _Writing:
         return True
 
 
-def _split_required(written: dict[str, Any], stated: dict[str, Any]) -> None:
+def _split_required(written: dict[str, Any], stated: dict[str, Any], *, may_refer: bool) -> None:
     """Moves required names that the provider refuses into words: those of no property, and those that refer back."""
     required, properties = written["required"], written.get("properties", {})
-    writable = [name for name in required if name in properties and not _refers(properties[name])]
+    writable = [name for name in required if name in properties and (may_refer or not _refers(properties[name]))]
     if len(writable) < len(required):
         written["required"] = writable
         stated["required"] = [name for name in required if name not in writable]

@@ -25,6 +25,7 @@ __all__ = [
     "ANY_SCHEMAS",
     "GEMINI_JSON_SCHEMAS",
     "GEMINI_SCHEMAS",
+    "GRAMMAR_SCHEMAS",
     "OLLAMA_SCHEMAS",
     "OPENAI_SCHEMAS",
     "Inexpressible",
@@ -71,13 +72,22 @@ _GEMINI_KEYWORDS = frozenset(
 ANY_SCHEMAS = SchemaRules(plain_root=False)
 # Also for the many servers that speak OpenAI's formats. OpenAI itself compiles patterns with Python's `re`, as the
 # meta-schema's format "regex", and its strict mode refuses lookaround.
-OPENAI_SCHEMAS = SchemaRules(Sanitizer(patterns=grammar_pattern, grammar=True))
+_OPENAI = Sanitizer(patterns=grammar_pattern, grammar=True)
+OPENAI_SCHEMAS = SchemaRules(_OPENAI)
 # Anthropic itself compiles patterns of ECMAScript. Servers with its format refuse the whole request for `\p{…}`
 # (z.ai) and for whatever else Python's `re` does not know.
 ANTHROPIC_SCHEMAS = SchemaRules(Sanitizer(property_names=r"[a-zA-Z0-9_.-]{1,64}"))
 GEMINI_SCHEMAS = SchemaRules(Rewriter(_GEMINI_KEYWORDS, patterns=re2_pattern))
 GEMINI_JSON_SCHEMAS = SchemaRules(JsonSubset())
 OLLAMA_SCHEMAS = SchemaRules(FlatProperties())
+
+
+def _for_grammars(root: dict[str, Any], report: LossReport) -> dict[str, Any]:
+    subset = JsonSubset(grammar=True)(root, report)
+    return _OPENAI(subset, report.over(subset))
+
+
+GRAMMAR_SCHEMAS = SchemaRules(_for_grammars)
 
 
 def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[dict[str, Any], list[Loss]]:
