@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tests.faults.conftest import (
 )
 from tests.faults.raw_peer import RawPeer, echo, tool
 from tests.support.others_files import OTHERS, somebody_elses
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.errors import SetupError
 from toolbus.sdk import Host
@@ -251,6 +252,21 @@ async def test_a_peer_that_pings_every_second_keeps_its_connection(bus: Bus) -> 
         done, _ = await asyncio.wait([reading := asyncio.ensure_future(read())], timeout=5.5)
         assert not done
         reading.cancel()
+
+
+async def test_a_connection_that_pings_more_often_than_every_second_is_told_so_and_ended(bus: Bus) -> None:
+    """grpcio's own client never does; what others do then is a scenario of the conformance rules."""
+    host, _, port = bus.grpc_addresses[0].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    settings, ping = bytes.fromhex("000000040000000000"), bytes.fromhex("000008060000000000") + b"12345678"
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + 10 * ping)
+    answer = b""
+    async with asyncio.timeout(WAIT_SECONDS):
+        with contextlib.suppress(ConnectionResetError):
+            while received := await reader.read(1_000):
+                answer += received
+    assert bytes.fromhex("0000000b") + b"too_many_pings" in answer  # ENHANCE_YOUR_CALM
+    writer.close()
 
 
 @pytest.mark.parametrize("kind", [*OTHERS, "lock", "lock link"])

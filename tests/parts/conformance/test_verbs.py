@@ -240,6 +240,14 @@ async def test_a_stalled_connection_passes_nothing_on_and_a_reset_one_ends_the_s
     assert (await client.next("the end"))[1][0] == "UNAVAILABLE"
 
 
+async def test_a_client_that_is_sent_away_sees_why(bench: Bench) -> None:
+    client = await bench.attached()
+    await bench.play("goaway", True)
+    name, text = (await client.next("the end"))[1][:2]
+    assert name in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL")
+    assert text
+
+
 async def test_attempts_are_counted_and_their_pauses_measured(bench: Bench) -> None:
     async def attempt() -> None:  # at known times, which the proxy notes of connections
         bench.line.proxy.attempts.extend([100.0, 100.05, 100.35])

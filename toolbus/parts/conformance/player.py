@@ -45,6 +45,10 @@ class WorldVerbs:
         self._stage.trace.add("!", line.name, "the connection is reset")
         self._stage.current(line).cut()
 
+    async def goaway(self, line: Line, _: Mapping[str, Any]) -> None:
+        self._stage.trace.add("!", line.name, "the connection ends with GOAWAY: too_many_pings")
+        self._stage.current(line).send_away()
+
     async def stall(self, line: Line, step: Mapping[str, Any]) -> None:
         self._stage.trace.add("!", line.name, "nothing passes" if step["stall"] else "everything passes again")
         line.proxy.stall(step["stall"])

@@ -14,6 +14,8 @@ from pathlib import Path
 CHUNK_BYTES = 65_536
 Way = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
+# A frame of HTTP/2 with ENHANCE_YOUR_CALM, as a server writes it to a client that pings too often.
+GOAWAY = struct.pack(">BHBBIII", 0, 22, 7, 0, 0, 2**31 - 1, 11) + b"too_many_pings"
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST at once
 
 
@@ -84,6 +86,14 @@ class Proxy:
         for each in ports:
             for writer in self._connections.pop(each, ()):
                 _reset(writer)
+
+    def send_away(self, port: int) -> None:
+        """Ends the connection that has a port at the server's side with GOAWAY, as for too many pings."""
+        if port in self._connections:
+            back, there = self._connections.pop(port)
+            back.write(GOAWAY)
+            back.close()
+            there.close()
 
     def stall(self, stalled: bool) -> None:
         """Stops passing bytes on, or continues with those that waited."""

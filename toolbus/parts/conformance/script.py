@@ -36,6 +36,7 @@ VERBS: Mapping[str, tuple[str, ...]] = {
     "port": (),
     "attempts": (),
     "cut": (),
+    "goaway": (),
     "stall": (),
     "drive": (),
     "outcome": (),

@@ -308,6 +308,11 @@ class ClientStream:
         self.over = True
         self._line.proxy.cut(self._port)
 
+    def send_away(self) -> None:
+        """Ends the connection that carries it with GOAWAY."""
+        self.over = True
+        self._line.proxy.send_away(self._port)
+
     def end(self, status: str, text: str) -> None:
         """Ends the stream from the bus's side."""
         self.over = True
