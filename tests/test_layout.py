@@ -73,7 +73,7 @@ FLOORS = (
     "parts.moving.upstream",
     "parts.mcp.server parts.handles",
     "parts.mcp.client",
-    "bus.rooms parts.dropin.room parts.models.room parts.moving.upstream.room",
+    "bus.rooms parts.dropin.room parts.models.room parts.moving.upstream.room parts.mcp.client.room",
     "parts.console",  # what operators look at
     "bus",
     "parts.moving.registry",

@@ -91,6 +91,7 @@ PARTS: tuple[Part, ...] = (
             PartCommand("mounts remove", f"{_MCP}.mount_command:unmount", "Unmount an MCP server.", old="unmount"),
             PartCommand("mounts restart", f"{_MCP}.mounts_command:restart", "Restart a server."),
             PartCommand("mounts logs", f"{_MCP}.mounts_command:logs", "Print what a server wrote."),
+            PartCommand("mounts logins", f"{_MCP}.mounts_command:logins", "Show or end the logins of users."),
         ),
         rooms=(
             PartRoom("toolbus.parts.mcp.server.room:McpServerRoom", before="GatewayRoom"),

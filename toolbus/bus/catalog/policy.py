@@ -19,9 +19,8 @@ EVERYONE = "*"
 TOOLS, GENERATION = "tools", "generation"  # the permissions of a source: to offer tools, to use models that hosts lend
 EVERYTHING = "*"  # the verb of what no other verb covers
 # The bus's own tools that show each caller only its own data: every caller may call them.
-PUBLIC_TOOLS = frozenset(
-    {"check_task", "await_task", "list_tasks", "cancel_task", "search_tools", "this_bus", "notify", "read_result"}
-)
+PUBLIC_TOOLS = frozenset({"check_task", "await_task", "list_tasks", "cancel_task", "search_tools", "this_bus"})
+PUBLIC_TOOLS |= {"notify", "read_result", "mount_login"}
 # The verb that the scope `administer` of an identity needs for each of the others; a tool without one needs EVERYTHING.
 VERBS_OF_TOOLS: Mapping[str, str] = {
     **dict.fromkeys(("drain", "cancel_call", "plugin_stop"), "drain"),
@@ -34,7 +33,7 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     **dict.fromkeys(
         ("permit", "permissions", "grant", "revoke", "explain", "confirm", "approvals", "approve"), "permit"
     ),
-    **dict.fromkeys(("dropin_address", "mounts", "mount_restart", "mount_logs"), "catalog"),
+    **dict.fromkeys(("dropin_address", "mounts", "mount_restart", "mount_logs", "mount_logins"), "catalog"),
     **dict.fromkeys(("keys", "key_revoke"), "keys"),
     "audit_head": "audit",
     **dict.fromkeys(("plugin_logs", "log_level", "slow_calls"), "logs"),

@@ -82,6 +82,7 @@ NO_KEY: tuple[tuple[str, str], ...] = (
     ("GET", "/console/"),
     ("GET", "/console/{file:rest}"),
     ("POST", "/api/console/login"),
+    ("GET", "/mcp-login/{page}"),
 )
 # Paths that only programs of this machine may use, and why.
 LOCAL_ONLY = {
@@ -92,9 +93,8 @@ LOCAL_ONLY = {
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    literal = (re.escape(part) for part in re.split(r"\{[^}]*\}", path))
-    last = ".+" if path.endswith(":rest}") else "[^/]+"
-    return re.compile(last.join(literal) if path.endswith(":rest}") else "[^/]+".join(literal), re.DOTALL)
+    part = ".+" if path.endswith(":rest}") else "[^/]+"
+    return re.compile(part.join(map(re.escape, re.split(r"\{[^}]*\}", path))), re.DOTALL)
 
 
 _RULES = [(method, _pattern(path), verb) for method, path, verb in RULES]

@@ -269,6 +269,7 @@ class Issuers:
         self._identities = identities
         self._clock = clock
         self._verified = NewestCache[bytes, _Verified](MAX_VERIFIED)
+        self._newest = NewestCache[str, tuple[str, float]](MAX_VERIFIED)  # by identity: its newest token, and its end
 
     @property
     def names(self) -> Sequence[str]:
@@ -290,10 +291,16 @@ class Issuers:
         verified = self._verified.get(digest)
         if verified is None or not verified.keys.holds(verified.identity.proof):
             verified = await self._verify(token)
+            self._newest[verified.identity.name] = token, verified.identity.expires
         identity = self._as_now(verified.identity, verified.template)
         if identity is not verified.identity:
             self._verified[digest] = replace(verified, identity=identity)
         return identity
+
+    def token_of(self, name: str) -> str:
+        """Returns the newest token of an identity that has not expired; "" if there is none."""
+        token, expires = self._newest.get(name, ("", 0.0))
+        return token if self._clock() < expires else ""
 
     def current(self, identity: Identity) -> Identity:
         """Returns an identity that a token proved earlier, with the scopes of now.

@@ -25,6 +25,7 @@ MIN_LONGEST_NAME = 16  # a shortened name has nine characters of a hash
 MAX_LONGEST_NAME = 128  # the protocol's own limit
 MAX_PROFILES = 100
 SHOWS = ("all", "search")
+LOGIN_PATH = "/mcp-login"  # of the pages on which users log in at mounted servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +116,22 @@ class McpSettings:
         enabled: whether ``/mcp`` is served.
         task_after_seconds: how long a call may take before a client that can follow tasks gets one.
         profiles: by name, ``default`` included.
+        login_url: the address of the bus for browsers that log users in at mounted servers; "": its own HTTP.
     """
 
     enabled: bool = True
     task_after_seconds: float = 5.0
     profiles: Mapping[str, Profile] = field(default_factory=lambda: {DEFAULT_PROFILE: Profile()})
+    login_url: str = ""
 
     def __post_init__(self) -> None:
         if len(self.profiles) > MAX_PROFILES:
             raise SetupError(f"mcp.profiles has {len(self.profiles)} profiles, a bus has at most {MAX_PROFILES}")
+        if self.login_url and not re.fullmatch(r"https?://[^\s/?#@\\]+", self.login_url, re.ASCII):
+            raise SetupError(
+                f"mcp.login_url is {quote(self.login_url)}: write the address of the bus alone, as https://HOST or "
+                "https://HOST:PORT"
+            )
 
 
 def _read_mcp(reader: Reader) -> McpSettings:
@@ -156,6 +164,7 @@ _KEYS: Keys = {
     "enabled": ("enabled", Reader.flag),
     "task_after": ("task_after_seconds", lambda reader: reader.number(0.0, MAX_TIMEOUT_SECONDS)),
     "profiles": ("profiles", _profiles),
+    "login_url": ("login_url", Reader.text),
 }
 
 

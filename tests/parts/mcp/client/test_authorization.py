@@ -92,7 +92,7 @@ def _write(home: Path, url: str, **more: Any) -> Path:
 def _authorization(home: Path, url: str) -> TokenAuthorization:
     helper = home / "helper.py"
     helper.write_text(HELPER)
-    return TokenAuthorization("far", url, home, command=(sys.executable, str(helper)))
+    return TokenAuthorization("far", url, token_path(home, "far"), command=(sys.executable, str(helper)))
 
 
 def _runs(path: Path) -> int:
@@ -168,9 +168,9 @@ async def test_a_refresh_that_fails_says_why_and_how_to_log_in(server: Guarded, 
 
 async def test_a_token_is_sent_to_no_server_but_the_one_that_it_is_for(server: Guarded, home: Path) -> None:
     _write(home, "https://other.example/mcp")
-    assert _authorization(home, server.url).header() == ""
+    assert await _authorization(home, server.url).header() == ""
     _write(home, server.url)
-    assert _authorization(home, server.url).header() == "Bearer t1"
+    assert await _authorization(home, server.url).header() == "Bearer t1"
     async with serving(modern=True) as other:
         server.token = None
 
@@ -188,7 +188,7 @@ async def test_a_file_of_tokens_that_others_can_read_is_not_used(server: Guarded
     path = _write(home, server.url)
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o644)
-    assert _authorization(home, server.url).header() == ""
+    assert await _authorization(home, server.url).header() == ""
 
 
 def test_tokens_are_forgotten_with_their_mount(home: Path) -> None:
@@ -306,7 +306,9 @@ async def test_a_user_logs_in_once_and_the_token_is_refreshed_without_one(home: 
         path = token_path(home, "far")
         assert path.stat().st_mode & 0o777 == 0o600
         assert read_document(path)["expires_at"] > time.time() + 3500
-        async with connected(server, authorization=TokenAuthorization("far", server.url, home)) as connection:
+        async with connected(
+            server, authorization=TokenAuthorization("far", server.url, token_path(home, "far"))
+        ) as connection:
             assert await call(connection) == "done"
             server.token = "ended"
             assert await call(connection) == "done"

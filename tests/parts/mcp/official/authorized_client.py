@@ -22,9 +22,8 @@ from mcp.client.auth.extensions.client_credentials import (
 from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull
 
-from toolbus.parts.mcp.client.http_link import Challenge
 from toolbus.parts.mcp.client.oauth import StoredProvider, TokenStore, authorize
-from toolbus.parts.mcp.client.transport import NeedsLogin
+from toolbus.parts.mcp.client.transport import Challenge, NeedsLogin
 
 CALLBACK = "http://localhost:3000/callback"
 CLIENT_METADATA = "https://conformance-test.local/client-metadata.json"

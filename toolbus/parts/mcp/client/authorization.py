@@ -13,6 +13,7 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,8 @@ from typing import Any
 from toolbus.bus.keys.private_files import Stamp, make_directory, read_private, stamp_of, write_private
 from toolbus.common.text import clean_line, quote
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.http_link import Challenge, origin_of
-from toolbus.parts.mcp.client.transport import NeedsLogin
+from toolbus.parts.mcp.client.http_link import origin_of
+from toolbus.parts.mcp.client.transport import Challenge, NeedsLogin
 from toolbus.processes.child_environment import NEVER_PASSED_ON
 
 log = logging.getLogger("toolbus.mounts")
@@ -51,7 +52,8 @@ class TokenAuthorization:
     """The token of one mount.
 
     Args:
-        directory: the data directory.
+        path: of the file of its tokens.
+        how: what to do where a user has to log in, as the end of a sentence.
         command: of the helper.
         clock: returns the time in seconds since the epoch.
     """
@@ -60,14 +62,16 @@ class TokenAuthorization:
         self,
         name: str,
         url: str,
-        directory: Path,
+        path: Path,
+        how: str = "",
         *,
         command: Sequence[str] = COMMAND,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._name = name
         self._url = url
-        self._path = token_path(directory, name)
+        self._path = path
+        self._how = how or login_command(name, url)
         self._command = command
         self._clock = clock
         self._stamp: Stamp = None  # of the file when it was last read
@@ -79,7 +83,7 @@ class TokenAuthorization:
     def __repr__(self) -> str:
         return f"<TokenAuthorization {self._name} {'token' if self._tokens else 'no token'}>"
 
-    def header(self) -> str:
+    async def header(self) -> str:
         """Returns the Authorization header, and starts a renewal if the token expires soon."""
         self._read()
         tokens = self._tokens
@@ -102,19 +106,17 @@ class TokenAuthorization:
         ):
             return False
         async with self._renewing:
-            header = self.header()
+            header = await self.header()
             if header and header != challenge.used:
                 return True
             if self._tokens is None:
-                raise NeedsLogin(f"server {self._name!r} requires a login: {login_command(self._name, self._url)}")
+                raise NeedsLogin(f"server {self._name!r} requires a login: {self._how}", challenge)
             error = await self._run(challenge)
-            if not error and self.header() in ("", challenge.used):
+            if not error and await self.header() in ("", challenge.used):
                 error = "the helper did not get another token"
             if error:
                 log.warning("%s: no new token: %s", self._name, error)
-                raise NeedsLogin(
-                    f"server {self._name!r} requires a new login ({error}): {login_command(self._name, self._url)}"
-                )
+                raise NeedsLogin(f"server {self._name!r} requires a new login ({error}): {self._how}", challenge)
         return True
 
     async def close(self) -> None:
@@ -146,13 +148,7 @@ class TokenAuthorization:
             return f"the extra {EXTRA} is not installed"
         refusal = {**dataclasses.asdict(challenge), "body": challenge.body.decode("utf-8", "replace")}
         request = json.dumps({"url": self._url, "path": str(self._path), "challenge": refusal}).encode() + b"\n"
-        environment = {name: value for name, value in os.environ.items() if name not in NEVER_PASSED_ON}
-        # -P: nothing is imported from the bus's current directory.
-        process = await asyncio.create_subprocess_exec(
-            self._command[0], "-P", *self._command[1:],
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            env=environment,
-        )  # fmt: skip
+        process = await start_helper(self._command)
         try:
             async with asyncio.timeout(HELPER_SECONDS):
                 output, _ = await process.communicate(request)
@@ -164,6 +160,17 @@ class TokenAuthorization:
                     process.kill()
                 await process.wait()
         return _outcome_of(output)
+
+
+async def start_helper(command: Sequence[str] = COMMAND) -> asyncio.subprocess.Process:
+    """Starts a helper, which takes requests as lines of JSON and answers each with lines."""
+    environment = {name: value for name, value in os.environ.items() if name not in NEVER_PASSED_ON}
+    # -P: nothing is imported from the bus's current directory.
+    return await asyncio.create_subprocess_exec(
+        command[0], "-P", *command[1:],
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        env=environment,
+    )  # fmt: skip
 
 
 def _outcome_of(output: bytes) -> str:
@@ -182,6 +189,8 @@ def _outcome_of(output: bytes) -> str:
 # -- token files: private, one for each mount --------------------------------------------------------------------------
 
 FOLDER = "mcp-tokens"  # in the data directory
+USERS_FOLDER = "mcp-users"  # in the data directory; in it one for each mount
+CLIENT_FILE = "client.json"  # beside the files of users: as which client the bus is registered for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +217,11 @@ def token_path(directory: Path, name: str) -> Path:
         directory: the data directory.
     """
     return directory / FOLDER / f"{name}.json"
+
+
+def users_path(directory: Path, name: str) -> Path:
+    """Returns the folder of what belongs to the users of a mount."""
+    return directory / USERS_FOLDER / name
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -251,12 +265,14 @@ def tokens_of(document: Mapping[str, Any]) -> Tokens | None:
 
 
 def remove_tokens(directory: Path, name: str) -> None:
-    """Removes the tokens of a mount, if it has any.
+    """Removes the tokens of a mount, and what belongs to its users, if it has any.
 
     Raises:
-        SetupError: the file cannot be removed.
+        SetupError: it cannot be removed.
     """
     try:
         token_path(directory, name).unlink(missing_ok=True)
+        if users_path(directory, name).exists():
+            shutil.rmtree(users_path(directory, name))
     except OSError as error:
-        raise SetupError(f"{token_path(directory, name)} cannot be removed: {error.strerror}") from None
+        raise SetupError(f"{error.filename} cannot be removed: {error.strerror}") from None

@@ -93,12 +93,16 @@ class HandlerOwner(Protocol):
     def use_older_era(self) -> bool:
         """Tells whether the server will be restarted in the older era, since it could not ask in this one."""
 
+    def take_login(self, call: Call, error: NeedsLogin) -> bool:
+        """Takes over a call whose user has to log in first; False if the call ends with the error."""
+
 
 class MountHandler:
-    """The handler of one mount in the registry.
+    """The handler of one mount in the registry, or of one user's server behind it.
 
     Args:
         owner: starts the server, and is told what its answers show.
+        front: the handler in the registry, which has the names of the tools; None: this one.
 
     Attributes:
         advice: how its operator can leave arguments to the server, for refusals.
@@ -118,13 +122,16 @@ class MountHandler:
     speaks_mcp = True
     max_item_bytes = 1 << 62
 
-    def __init__(self, entry: MountEntry, dispatcher: Dispatcher, owner: HandlerOwner) -> None:
+    def __init__(
+        self, entry: MountEntry, dispatcher: Dispatcher, owner: HandlerOwner, front: MountHandler | None = None
+    ) -> None:
         self.source = entry.name
         self.advice = (
             f'if the server takes them, set "check_arguments": false below "toolbus" of the mount {entry.name}'
         )
         self.max_in_flight = entry.max_in_flight
-        self.pending: dict[str, Any] = {}
+        self._front = front or self
+        self.pending: dict[str, Any] = {} if front is None else front.pending
         self.slots = Slots()
         self.stuck = 0
         self.takes_calls = True
@@ -149,7 +156,16 @@ class MountHandler:
     @property
     def is_idle(self) -> bool:
         """Whether the server has no call, running or parked."""
-        return not self.pending and not len(self._parked)
+        return not self.load and not len(self._parked)
+
+    @property
+    def load(self) -> int:
+        """How many calls run at the server, or wait for it."""
+        return len(self._sent) + len(self._queue)
+
+    def has(self, call: Call) -> bool:
+        """Tells whether a call runs at the server, or waits for it."""
+        return call.id in self._sent or call.id in self._queue
 
     # -- start and end of the server ----------------------------------------------------------------------------------
 
@@ -183,7 +199,14 @@ class MountHandler:
         """Ends the calls that wait for a server, since it will not start."""
         queue, self._queue = self._queue, {}
         for call, _ in queue.values():
-            self._end(call, failure(Code.UNAVAILABLE, why, Stage.NOT_DISPATCHED, retry_safe=True))
+            self.end(call, failure(Code.UNAVAILABLE, why, Stage.NOT_DISPATCHED, retry_safe=True))
+
+    def ask_waiting(self, error: NeedsLogin) -> None:
+        """Has the owner take over the calls that wait for a server, since their user has to log in."""
+        queue, self._queue = self._queue, {}
+        for call, _ in queue.values():
+            if not self._owner.take_login(call, error):
+                self.end(call, failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
 
     # -- calls (`Handler`) --------------------------------------------------------------------------------------------
 
@@ -192,10 +215,15 @@ class MountHandler:
         self.used_at = now
         passed, wait = self._quota.take(len(calls), now)
         for call in calls[:passed]:
-            self._send(call, 1)
+            self.pass_on(call, now)
         for call in calls[passed:]:
             text = f"mount {self.source!r} runs at most {self._quota.rate:g} calls a second (rate): retry later"
-            self._end(call, failure(Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, wait=wait))
+            self.end(call, failure(Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, wait=wait))
+
+    def pass_on(self, call: Call, now: float) -> None:
+        """Sends a call, or queues it until a server is ready."""
+        self.used_at = now
+        self._send(call, 1)
 
     def cancel(self, call: Call, reason: str) -> bool:
         """Cancels a call at the server. Servers do not confirm it, so its slot is free after `CONFIRM_SECONDS`."""
@@ -222,7 +250,7 @@ class MountHandler:
             self._resume(call, exchange.state, exchange.responses_json)
             return
         ours = call.entry.bare_name
-        theirs = self.names.get(ours, ours)
+        theirs = self._front.names.get(ours, ours)
         sent = SentCall(call)
         sent.attempts = attempt
         self._sent[call.id] = sent
@@ -242,7 +270,7 @@ class MountHandler:
             )
         except Busy as error:
             del self._sent[call.id]
-            self._end(
+            self.end(
                 call, failure(Code.OVERLOADED, str(error), Stage.NOT_DISPATCHED, retry_safe=True, wait=BUSY_SECONDS)
             )
         except Lost:  # `McpConnection.closed` follows
@@ -254,12 +282,12 @@ class MountHandler:
             self._send(*self._queue.pop(call.id))
 
     def _headers(self, ours: str, arguments: str) -> Mapping[str, str] | None:
-        names = self.param_names.get(ours)
+        names = self._front.param_names.get(ours)
         return param_headers(names, json.loads(arguments or "{}")) if names else None
 
     def _confirm(self, call: Call) -> None:
         if call.id in self.pending:
-            self._dispatcher.results(self, [pb.ToolResult(call_id=call.id, is_error=True)], time.monotonic())
+            self._dispatcher.results(self._front, [pb.ToolResult(call_id=call.id, is_error=True)], time.monotonic())
 
     def _cancel_at_server(self, sent: SentCall, reason: str) -> None:
         connection = self._connection
@@ -292,9 +320,9 @@ class MountHandler:
                 return
             if is_stale(error):
                 self._owner.relist("tools")
-            self._end(call, read_error(self.source, call, error))
+            self.end(call, read_error(self.source, call, error))
         else:
-            self._end(call, unreadable(call, error or ValueError("it is empty")))
+            self.end(call, unreadable(call, error or ValueError("it is empty")))
 
     def _take_result(self, sent: SentCall, call: Call, raw: msgspec.Raw) -> None:
         try:
@@ -309,12 +337,12 @@ class MountHandler:
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as fault:
             result = unreadable(call, fault)
         self._sent.pop(call.id, None)
-        self._end(call, result)
+        self.end(call, result)
 
     def _fitting(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
         """Returns an answer, without its structured content if that breaks the tool's own output schema."""
         name = call.entry.bare_name
-        checker = self.output_checkers.get(name)
+        checker = self._front.output_checkers.get(name)
         if checker is None or answer.get("resultType") == "input_required" or answer.get("isError") is True:
             return answer
         if answer.get("structuredContent") is None:
@@ -358,30 +386,31 @@ class MountHandler:
                 self._owner.wake()
                 if self._connection is not None:  # over HTTP, a connection outlives the server's process
                     asyncio.get_running_loop().call_later(RESEND_SECONDS, self._send_again, call)
-            else:
-                self._end(call, failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
+            elif not isinstance(error, NeedsLogin) or not self._owner.take_login(call, error):
+                self.end(call, failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
             return
         del self.pending[call.id]
         if error.stage is Stage.ACCEPTED:
             call.accepted = True
-        self.takes_calls = False  # so that the dispatcher does not send the call here again
+        self._front.takes_calls = False  # so that the dispatcher does not send the call here again
         try:
             why = str(error) if str(error).startswith("server ") else f"server {self.source!r} {error}"
             self._dispatcher.endings.handler_ended([call], why, time.monotonic())
         finally:
-            self.takes_calls = True
+            self._front.takes_calls = True
 
-    def _end(self, call: Call, result: pb.ToolResult) -> None:
+    def end(self, call: Call, result: pb.ToolResult) -> None:
+        """Ends a call with a result."""
         result.call_id = call.id
         self.used_at = now = time.monotonic()
-        self._dispatcher.results(self, [result], now)
+        self._dispatcher.results(self._front, [result], now)
 
     # -- progress and log ---------------------------------------------------------------------------------------------
 
     def _progressed(self, sent: SentCall, params: Mapping[str, Any]) -> None:
         if sent.call is not None:
             self._dispatcher.progress(
-                self,
+                self._front,
                 [
                     pb.ToolProgress(
                         call_id=sent.call.id,
@@ -400,7 +429,7 @@ class MountHandler:
             sent = next(iter(self._sent.values()))
         if sent is not None and sent.call is not None:
             message = pb.ToolProgress(call_id=sent.call.id, message=text)
-            self._dispatcher.progress(self, [message], time.monotonic())
+            self._dispatcher.progress(self._front, [message], time.monotonic())
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -460,7 +489,7 @@ class MountHandler:
         self._sent.pop(call.id, None)
         sent.call = None
         state = self._parked.park(sent, _owner(call))
-        self._end(call, pb.ToolResult(input_requests_json=dump_json(questions), request_state=state))
+        self.end(call, pb.ToolResult(input_requests_json=dump_json(questions), request_state=state))
 
     def _resume(self, call: Call, state: str, responses_json: str) -> None:
         """Resumes a parked call with the answers of its caller."""
@@ -471,7 +500,7 @@ class MountHandler:
                 "these answers belong to no waiting call: it has expired, or the server was restarted; call again "
                 "without answers"
             )
-            self._end(call, failure(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED))
+            self.end(call, failure(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED))
             return
         answers = json.loads(responses_json or "{}")
         sent.call = call
@@ -503,7 +532,7 @@ class MountHandler:
             self._park(sent, call, state.get("inputRequests") or {})
         elif call is not None and state.get("statusMessage"):
             message = pb.ToolProgress(call_id=call.id, message=str(state["statusMessage"]))
-            self._dispatcher.progress(self, [message], time.monotonic())
+            self._dispatcher.progress(self._front, [message], time.monotonic())
 
 
 def _owner(call: Call | None) -> tuple[str, ...]:

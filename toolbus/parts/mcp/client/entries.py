@@ -32,10 +32,32 @@ MAX_IN_FLIGHT = 10_000
 MAX_RATE = 100_000.0  # calls a second
 MAX_IDLE_SECONDS = 86_400.0
 MAX_GLOBS = 1_000  # of one list
+PER_USER = "user"  # the login of a mount where each user has their own
+DEFAULT_USERS, MAX_USERS = 32, 1_000  # users of one mount that are connected at the same time
+USER_REFERENCES = frozenset(("user:id", "user:dir", "user:token"))  # filled in when a user's server starts
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}", re.ASCII)
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _DEFAULTED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):-(.*)", re.ASCII | re.DOTALL)
 _STDIO, _HTTP = ("stdio",), ("http", "streamable-http", "streamableHttp", "streamable_http")
+
+
+@dataclass(frozen=True, slots=True)
+class OAuthClient:
+    """How the bus gets tokens of users for one mount, where the server does not say it all.
+
+    Attributes:
+        client_id: of the bus at the authorization server; "": the bus registers itself.
+        client_secret: "" for a public client.
+        exchange_at: the token endpoint that exchanges the callers' own tokens (RFC 8693); "": users log in.
+        audience, resource, scope: of the exchanged token; "": what the endpoint gives.
+    """
+
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    exchange_at: str = ""
+    audience: str = ""
+    resource: str = ""
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +87,10 @@ class MountEntry:
         check_arguments: whether the bus checks arguments by the schemas of its tools; else only the server judges them.
         trust_hints: whether the hints of its tools are trusted: read-only and idempotent calls may run twice.
         instructions: whether MCP clients get its instructions.
-        login: whether it needs OAuth (`toolbus mount --login`).
+        login: whether it needs OAuth (`toolbus mount --login`); ``user``: each user has a login and a server process
+            or session of their own.
+        max_users: the most users that are connected at the same time, where each has a login.
+        oauth: how the bus gets the tokens of users; None: as the server says.
         disabled: whether it is configured but never started.
         command_digest: of the command line or URL as written; identifies the program in the manifest.
         origin: the path of its file; "" if it has none.
@@ -92,7 +117,9 @@ class MountEntry:
     check_arguments: bool = field(default=True, repr=False)
     trust_hints: bool = field(default=False, repr=False)
     instructions: bool = field(default=False, repr=False)
-    login: bool = field(default=False, repr=False)
+    login: bool | str = field(default=False, repr=False)
+    max_users: int = field(default=DEFAULT_USERS, repr=False)
+    oauth: OAuthClient | None = field(default=None, repr=False)
     disabled: bool = field(default=False, repr=False)
     command_digest: str = field(default="", repr=False, compare=False)
     origin: str = field(default="", repr=False, compare=False)
@@ -108,6 +135,13 @@ class MountEntry:
                 f"mount {self.name} has {'both command and url' if self.url else 'neither command nor url'}: "
                 "give a command for a server on this machine, or the url of one elsewhere"
             )
+        if not self.is_per_user and self.oauth is not None:
+            raise SetupError(f'mount {self.name} has oauth, which only the tokens of users need: add "login": "user"')
+        if self.is_per_user and any(name.lower() == "authorization" for name in self.headers):
+            raise SetupError(
+                f'mount {self.name} has both "login": "user" and a header Authorization, which all users would share: '
+                "remove one of them"
+            )
         if not self.command_digest:
             object.__setattr__(self, "command_digest", digest_of_command(self.command, self.args, self.url))
 
@@ -115,6 +149,16 @@ class MountEntry:
     def is_remote(self) -> bool:
         """Whether it is reached over HTTP."""
         return bool(self.url)
+
+    @property
+    def is_per_user(self) -> bool:
+        """Whether each user has a login of their own, and a process or session of the server."""
+        return self.login == PER_USER
+
+    @property
+    def exchange_at(self) -> str:
+        """The token endpoint that exchanges the callers' own tokens; "" where users log in."""
+        return self.oauth.exchange_at if self.oauth is not None else ""
 
 
 def digest_of_command(command: str, args: tuple[str, ...], url: str) -> str:
@@ -168,6 +212,12 @@ def read_entry(
     if "url" in resolved:
         _check_url(resolved["url"], at.place)
     _check_values(resolved, at.place)
+    _check_user_references(resolved, ours, at.place)
+    if "oauth" in ours:
+        values = {key: _resolve(value, f"{at.place}: oauth.{key}", environment) for key, value in ours["oauth"].items()}
+        if values.get("exchange_at"):
+            _check_url(values["exchange_at"], f"{at.place}: oauth.exchange_at")
+        ours["oauth"] = OAuthClient(**values)
     try:
         return MountEntry(name, **resolved, **ours, command_digest=written, origin=origin)
     except SetupError as error:
@@ -210,6 +260,8 @@ def _lookup(reference: str, place: str, environment: Mapping[str, str]) -> str:
         )
     if kind in ("workspaceFolder", "workspaceFolderBasename", "command", "config"):
         raise SetupError(f"{place} has ${{{quote(reference)[1:-1]}}}, which only an editor knows: write its value")
+    if reference in USER_REFERENCES:
+        return f"${{{reference}}}"
     if reference == "userHome":
         return os.path.expanduser("~")
     if reference in ("pathSeparator", "/"):
@@ -250,6 +302,20 @@ def _check_url(url: str, place: str) -> None:
         raise SetupError(f"{place}: url holds a user or password: put it into headers, as Authorization")
     if parts.fragment:
         raise SetupError(f"{place}: url holds a fragment (#…), which is never sent to a server: remove it")
+
+
+def _check_user_references(fields: Mapping[str, Any], ours: Mapping[str, Any], place: str) -> None:
+    """Checks that what differs between users is used only where each has a process."""
+    for key, value in fields.items():
+        for name in USER_REFERENCES:
+            if f"${{{name}}}" not in repr(value):
+                continue
+            if ours.get("login") != PER_USER or key not in ("args", "env"):
+                raise SetupError(
+                    f'{place}: {key} has ${{{name}}}, which stands in args and env of a mount with "login": "user" only'
+                )
+            if name == "user:token" and not ours.get("oauth", {}).get("exchange_at"):
+                raise SetupError(f"{place}: {key} has ${{{name}}}, which needs oauth.exchange_at: add it")
 
 
 def _check_values(fields: Mapping[str, Any], place: str) -> None:
@@ -326,6 +392,15 @@ def _role(reader: Reader) -> str:
     return role
 
 
+def _login(reader: Reader) -> bool | str:
+    if reader.value == PER_USER or isinstance(reader.value, bool):
+        return PER_USER if reader.value == PER_USER else reader.flag()
+    raise reader.error(f'it must be true, false or "{PER_USER}"')
+
+
+_OAUTH_KEYS: Keys = {
+    key: (key, _secret) for key in ("client_id", "client_secret", "exchange_at", "audience", "resource", "scope")
+}
 OWN_KEYS: Keys = {
     "allow": ("allow", _globs),
     "deny": ("deny", _globs),
@@ -341,7 +416,9 @@ OWN_KEYS: Keys = {
     "check_arguments": ("check_arguments", Reader.flag),
     "trust_hints": ("trust_hints", Reader.flag),
     "instructions": ("instructions", Reader.flag),
-    "login": ("login", Reader.flag),
+    "login": ("login", _login),
+    "max_users": ("max_users", lambda reader: reader.whole(1, MAX_USERS)),
+    "oauth": ("oauth", lambda reader: reader.record(_OAUTH_KEYS, snake_case)),
 }
 ENTRY_KEYS: Keys = {
     "type": ("type", Reader.text),

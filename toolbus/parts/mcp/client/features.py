@@ -32,14 +32,14 @@ class MountFeatures:
     """The features of one mount (`FeatureProvider`).
 
     Args:
-        connected: returns the connection to the server; starts it first if it does not run.
+        connected: returns the connection for a client's request; starts the server first if it does not run.
         wake: starts the server if it does not run.
     """
 
     def __init__(
         self,
         entry: MountEntry,
-        connected: Callable[[], Awaitable[McpConnection]],
+        connected: Callable[[Requester], Awaitable[McpConnection]],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.source = entry.name
@@ -90,7 +90,7 @@ class MountFeatures:
                 )
 
         try:
-            connection = await self._connected()
+            connection = await self._connected(asker)
             result = await connection.request(
                 method,
                 {key: value for key, value in params.items() if key != "_meta"},

@@ -25,7 +25,7 @@ from toolbus.bus.outbound import KEEP_ALIVE_SECONDS, MAX_HEAD_BYTES, Connector
 from toolbus.common.text import quote, shorten
 from toolbus.common.version import VERSION
 from toolbus.errors import Stage
-from toolbus.parts.mcp.client.transport import Lost, NeedsLogin
+from toolbus.parts.mcp.client.transport import Challenge, Lost, NeedsLogin
 
 MAX_ROUNDS = 3  # new tokens for one request
 MAX_REDIRECTS = 3
@@ -34,29 +34,15 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024  # of an event, and of an answer that is not 
 EVENTS = "text/event-stream"
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
-    """A refusal that requires another token.
-
-    Attributes:
-        status: 401 or 403.
-        headers: of the answer, in order.
-        used: the Authorization header of the request; "" without one.
-        version: of the protocol, as in the request.
-    """
-
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    body: bytes
-    used: str
-    version: str = ""
-
-
 class Authorization(Protocol):
     """Provides the token for one server."""
 
-    def header(self) -> str:
-        """Returns the Authorization header; "" without a token."""
+    async def header(self) -> str:
+        """Returns the Authorization header; "" without a token.
+
+        Raises:
+            NeedsLogin: there must be one, and it cannot be had.
+        """
 
     async def renew(self, challenge: Challenge) -> bool:
         """Gets another token after a refusal; False if the refusal does not ask for one.
@@ -117,7 +103,7 @@ class HttpLink:
         while True:
             if self._session is None:
                 raise Lost("the connection was closed", Stage.NOT_DISPATCHED)
-            token = self._authorization.header() if self._authorization is not None else ""
+            token = await self._authorization.header() if self._authorization is not None else ""
             all_headers = {**self._headers, **headers}
             if token:
                 all_headers["Authorization"] = token
@@ -152,7 +138,8 @@ class HttpLink:
         if challenge.status == 401:
             raise NeedsLogin(
                 f"server {self._name!r} answered 401{detail}: log in with `toolbus mount {self._name} --url "
-                f"{self._url} --login`, or write its Authorization into the headers of the mount"
+                f"{self._url} --login`, or write its Authorization into the headers of the mount",
+                challenge,
             )
         raise Lost(
             f"server {self._name!r} answered 403{detail}: ask its operator for permission to do this",

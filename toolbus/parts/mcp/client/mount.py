@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from toolbus.bus.calls.call import Call
 from toolbus.bus.core import Core
 from toolbus.common.text import clean_line, dump_json, shorten
 from toolbus.errors import ToolBusError
@@ -37,6 +38,7 @@ from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.features import MountFeatures
 from toolbus.parts.mcp.client.offer import Left, MountManifest, MountOffer
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin, Transport
+from toolbus.parts.mcp.features import Requester
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
 from toolbus.processes.supervisor import RestartPolicy, stats_of_group
 
@@ -73,6 +75,7 @@ class MountStatus:
         restarts: how often it was started again after it died.
         generation: higher for each new server that an operator has it start: a change of its entry, or a restart.
         last_error: why it last died or failed.
+        users: how many users have a process or session of their own, where each has a login.
         notices: hints for people about its tools, by name.
         warnings: about the server: lists that it does not end, results that break its own schemas.
     """
@@ -96,6 +99,7 @@ class MountStatus:
     generation: int = 0
     last_error: str = ""
     in_flight: int = 0
+    users: int = 0
     notices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -144,7 +148,12 @@ class Mount:
         manifest: stores declarations and approvals.
         first_start: held during the first start of a server: installers lock their caches.
         on_state: called at each change of the state.
+
+    Attributes:
+        offers: whether the bus offers what the server declares; not what it declares to one user.
     """
+
+    offers = True
 
     def __init__(
         self,
@@ -158,8 +167,8 @@ class Mount:
         timings: MountTimings | None = None,
     ) -> None:
         self.entry = entry
-        self.handler = MountHandler(entry, core.calls.dispatcher, self)
-        self.features = MountFeatures(entry, self.connected, self.wake)
+        self.handler = self._make_handler(core)
+        self.features = MountFeatures(entry, self._connected_for, self.wake)
         self.offer = MountOffer(entry, self.handler, self.features, manifest, core)
         self.state = MountState.STOPPED
         self.reason = "not started yet"
@@ -197,6 +206,23 @@ class Mount:
         """The source of its tools."""
         return self.entry.name
 
+    @property
+    def users(self) -> int:
+        """How many users have a server of their own."""
+        return 0
+
+    @property
+    def _idle_seconds(self) -> float:
+        """Without a call, after which the server ends; 0: never."""
+        return self.entry.idle_seconds
+
+    def _make_handler(self, core: Core) -> MountHandler:
+        return MountHandler(self.entry, core.calls.dispatcher, self)
+
+    async def _connected_for(self, asker: Requester) -> McpConnection:
+        """Returns the connection for a request of an MCP client; see `connected`."""
+        return await self.connected()
+
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -213,7 +239,8 @@ class Mount:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await asyncio.gather(*self._closing, return_exceptions=True)
-        self.offer.withdraw()
+        if self.offers:
+            self.offer.withdraw()
 
     def restart(self) -> None:
         """Restarts the server, also one that was given up or waits for a login."""
@@ -259,7 +286,7 @@ class Mount:
             try:
                 death = await self._serve()
             except NeedsLogin as error:
-                self._give_up(MountState.NEEDS_LOGIN, str(error), FIX_LOGIN.format(name=self.name))
+                self._refused(error)
                 continue
             except (Lost, Busy, RpcError, TimeoutError, OSError, ToolBusError) as error:
                 death = f"cannot be started: {_explain(error)}"
@@ -308,7 +335,16 @@ class Mount:
         self._set(state, reason, fix)
         log.error("mount %s: %s: %s; %s", self.name, state.value, reason, fix)
         self.handler.fail_waiting(f"server {self.name!r}: {reason}")
-        self.offer.take_offline(reason)
+        if self.offers:
+            self.offer.take_offline(reason)
+
+    def _refused(self, error: NeedsLogin) -> None:
+        """Waits for a login."""
+        self._give_up(MountState.NEEDS_LOGIN, str(error), FIX_LOGIN.format(name=self.name))
+
+    def take_login(self, call: Call, error: NeedsLogin) -> bool:
+        """Leaves a call to its handler, which ends it: only the operator can log in."""
+        return False
 
     def _set(self, state: MountState, reason: str = "", fix: str = "") -> None:
         self.state, self.reason, self.fix = state, reason, fix
@@ -335,12 +371,13 @@ class Mount:
                     await self._close(connection)
                     connection = self._connect()
                     peer = await self._handshake(connection, False)
-                listing = await read_lists(connection, peer)
+                listing = await read_lists(connection, peer) if self.offers else None
             self._speaks_only_modern = self._speaks_only_modern or (
                 known is not None and not known.modern and peer.modern
             )
             self._peer = peer
-            await self.offer.take(peer, listing)
+            if listing is not None:
+                await self.offer.take(peer, listing)
             self._became_ready(connection, peer)
             await self._until_over()
             return self._died
@@ -414,7 +451,8 @@ class Mount:
             return
         self._connection = connection
         self._show_live()
-        self.features.attach(connection, peer)
+        if self.offers:
+            self.features.attach(connection, peer)
         self.handler.attach(connection)
         self._ready.set()
         self._was_ready = True
@@ -426,7 +464,7 @@ class Mount:
 
     async def _until_over(self) -> None:
         """Waits until the server has ended, has to be restarted, or was idle for `idle_seconds`."""
-        idle = self.entry.idle_seconds
+        idle = self._idle_seconds
         while not self._over.is_set():
             left = None if not idle else max(0.01, self.handler.used_at + idle - time.monotonic())
             with contextlib.suppress(TimeoutError):
@@ -541,6 +579,7 @@ def _status_of(mount: Mount, peer: ServerInfo | None, pid: int) -> MountStatus:
         generation=mount.generation,
         last_error=mount.last_error,
         in_flight=len(mount.handler.pending),
+        users=mount.users,
         notices=declared.notices,
         warnings=mount.offer.warnings,
     )

@@ -5,46 +5,53 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.core import Core
 from toolbus.bus.keys.private_files import stamp_of
 from toolbus.common.text import list_names, quote
-from toolbus.errors import InvalidRequest
-from toolbus.parts.mcp.client.authorization import token_path
+from toolbus.errors import InvalidRequest, Stage
+from toolbus.parts.mcp.client.authorization import TokenAuthorization, token_path
 from toolbus.parts.mcp.client.duplex_process import DuplexProgram
-from toolbus.parts.mcp.client.entries import MountEntry
+from toolbus.parts.mcp.client.entries import USER_REFERENCES, MountEntry
 from toolbus.parts.mcp.client.files import compare
 from toolbus.parts.mcp.client.mount import Mount, MountState, MountStatus, MountTimings
 from toolbus.parts.mcp.client.offer import MountManifest
-from toolbus.parts.mcp.client.transport import StdioTransport, Transport
+from toolbus.parts.mcp.client.transport import Lost, StdioTransport, Transport
+from toolbus.parts.mcp.client.user_logins import User, UserLogins
+from toolbus.parts.mcp.client.user_servers import PerUserMount
 from toolbus.processes.child_environment import MCP_SERVER
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.output_tail import OutputTails
 from toolbus.processes.supervisor import PluginReport, ReportKind
 
+if TYPE_CHECKING:
+    from toolbus.parts.mcp.client.http_link import Authorization
+    from toolbus.parts.mcp.client.token_exchange import TokenExchange
+
 log = logging.getLogger("toolbus.mounts")
 
-OpenTransport = Callable[[MountEntry], Transport]
+OpenTransport = Callable[..., Transport]  # takes an entry, and the authorization of a user
 _SERVING = (MountState.LIVE, MountState.DEGRADED, MountState.STOPPED)
 
 
-def open_remote(directory: Path | None, entry: MountEntry) -> Transport:
+def open_remote(directory: Path | None, entry: MountEntry, authorization: Authorization | None = None) -> Transport:
     """Returns the transport to a server over HTTP; with a token, unless its operator wrote an Authorization.
 
     Args:
         directory: the data directory; None: the bus stores no tokens.
+        authorization: of one user; None: that of the mount.
     """
-    # A bus without such a server loads no HTTP client.
-    from toolbus.parts.mcp.client.authorization import TokenAuthorization
-    from toolbus.parts.mcp.client.http import HttpTransport
+    from toolbus.parts.mcp.client.http import HttpTransport  # a bus without such a server does not load it
 
-    has_own = directory is None or any(name.lower() == "authorization" for name in entry.headers)
-    tokens = None if has_own or directory is None else TokenAuthorization(entry.name, entry.url, directory)
-    return HttpTransport(entry.name, entry.url, entry.headers, tokens)
+    has_own = any(name.lower() == "authorization" for name in entry.headers)
+    if authorization is None and directory is not None and not has_own:
+        authorization = TokenAuthorization(entry.name, entry.url, token_path(directory, entry.name))
+    return HttpTransport(entry.name, entry.url, entry.headers, authorization)
 
 
 class Mounts:
@@ -53,6 +60,7 @@ class Mounts:
     Args:
         manifest: stores declarations and approvals.
         open_remote: makes a transport to a server over HTTP.
+        logins: of users; None: no user can log in.
 
     Attributes:
         output: the standard error of the servers.
@@ -64,13 +72,15 @@ class Mounts:
         manifest: MountManifest,
         open_remote: OpenTransport,
         *,
+        logins: UserLogins | None = None,
         timings: MountTimings | None = None,
     ) -> None:
         self._core = core
         self._manifest = manifest
         self._open_remote = open_remote
         self._timings = timings or MountTimings()
-        self._logins = LoginWatch(core.config.data_dir)
+        self._watch = LoginWatch(core.config.data_dir)
+        self.logins = logins or UserLogins(None, lambda: "")
         self._mounts: dict[str, Mount] = {}
         self._launchers: dict[str, asyncio.Lock] = {}  # held during first starts, by program: `npx`, `uvx`
         self._lifeline: Lifeline | None = None  # None before the first process
@@ -102,6 +112,17 @@ class Mounts:
         mount = self._mounts.get(source)
         return None if mount is None else mount.state in _SERVING
 
+    async def log_out(self, mount: str, user: User) -> bool:
+        """Ends the login of a user: their server, and all that is kept of them. Tells whether anything was.
+
+        Raises:
+            SetupError: a file cannot be removed.
+        """
+        running = self._mounts.get(mount)
+        if isinstance(running, PerUserMount):
+            await running.end_user(user)
+        return await asyncio.to_thread(self.logins.forget, mount, user)
+
     async def apply(self, entries: Mapping[str, MountEntry]) -> None:
         """Starts, restarts and stops mounts until exactly these run; unchanged entries are not touched."""
         async with self._changing:
@@ -116,41 +137,85 @@ class Mounts:
         """Ends all servers and their processes."""
         async with self._changing:
             mounts, self._mounts = self._mounts, {}
-            self._logins.close()
-            await asyncio.gather(*(mount.stop() for mount in mounts.values()))
+            self._watch.close()
+            await asyncio.gather(self.logins.close(), *(mount.stop() for mount in mounts.values()))
             if self._lifeline is not None:
                 self._lifeline.close()
                 self._lifeline = None
 
     def _make(self, entry: MountEntry) -> Mount:
         launcher = None if entry.is_remote else self._launchers.setdefault(Path(entry.command).name, asyncio.Lock())
-        return Mount(
-            entry,
-            partial(self._open_remote if entry.is_remote else self._open_program, entry),
-            self._manifest,
-            self._core,
-            first_start=launcher,
-            on_state=self._state_changed,
-            timings=self._timings,
+        open_transport = partial(self._open_remote if entry.is_remote else self._open_program, entry)
+        options: Any = {"first_start": launcher, "on_state": self._state_changed, "timings": self._timings}
+        if not entry.is_per_user:
+            return Mount(entry, open_transport, self._manifest, self._core, **options)
+        open_for = self._opener_for_users(entry)
+        return PerUserMount(
+            entry, open_transport, self._manifest, self._core, logins=self.logins, open_for=open_for, **options
         )
+
+    def _opener_for_users(self, entry: MountEntry) -> Callable[[User], Transport]:
+        """Returns what makes the transport of one user's server."""
+        exchange = None
+        if entry.exchange_at:
+            from toolbus.parts.mcp.client.token_exchange import ExchangedAuthorization, TokenExchange, token_of
+
+            exchange = TokenExchange(entry, partial(token_of, self._core))
+
+        def open_for(user: User) -> Transport:
+            if not entry.is_remote:
+                return self._open_program(entry, user, exchange)
+            if exchange is not None:
+                return self._open_remote(entry, ExchangedAuthorization(exchange, user))
+            how = f"{user.shown} gets a link to log in from any call of a tool of {entry.name}"
+            path = self.logins.token_file(entry.name, user)
+            return self._open_remote(entry, TokenAuthorization(entry.name, entry.url, path, how))
+
+        return open_for
 
     def _state_changed(self, mount: Mount) -> None:
         self._core.signals.source_changed(mount.name)
         if mount.state is MountState.NEEDS_LOGIN:
-            self._logins.wait(mount.name, mount.restart)
+            self._watch.wait(mount.name, mount.restart)
 
-    def _open_program(self, entry: MountEntry) -> Transport:
-        program = DuplexProgram(
-            (entry.command, *entry.args),
-            {**MCP_SERVER.choose(os.environ), **entry.env},
-            str(entry.cwd) if entry.cwd is not None else str(Path.home()),
-        )
+    def _open_program(
+        self, entry: MountEntry, user: User | None = None, exchange: TokenExchange | None = None
+    ) -> Transport:
+        async def program() -> DuplexProgram:
+            values = dict.fromkeys(USER_REFERENCES, "")  # the server that lists has no user
+            if user is not None:
+                used = [
+                    name for name in USER_REFERENCES if f"${{{name}}}" in "\n".join((*entry.args, *entry.env.values()))
+                ]
+                if "\0" in user.id:
+                    raise Lost("cannot run for a user whose id holds a NUL", Stage.NOT_DISPATCHED)
+                values["user:id"] = user.id
+                if "user:dir" in used:
+                    values["user:dir"] = str(await asyncio.to_thread(self.logins.folder, entry.name, user))
+                if "user:token" in used and exchange is not None:
+                    values["user:token"] = await exchange.token(user)
+                    mount = self._mounts.get(entry.name)
+                    if isinstance(
+                        mount, PerUserMount
+                    ):  # a process keeps its variables: the next one gets another token
+                        asyncio.get_running_loop().call_later(exchange.seconds(user), mount.end_when_idle, user)
+            return DuplexProgram(
+                (entry.command, *(_filled(each, values) for each in entry.args)),
+                {**MCP_SERVER.choose(os.environ), **{name: _filled(each, values) for name, each in entry.env.items()}},
+                str(entry.cwd) if entry.cwd is not None else str(Path.home()),
+            )
+
         return StdioTransport(entry.name, program, self._living, partial(self.output.take, entry.name))
 
     def _living(self) -> Lifeline:
         if self._lifeline is None:
             self._lifeline = Lifeline()
         return self._lifeline
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Returns a text with the values of a user in it; a value is never read for references again."""
+    return re.sub(r"\$\{(user:[a-z]+)\}", lambda match: values.get(match[1], match[0]), text)
 
 
 # -- the standard error of servers -------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
     python -m toolbus.parts.mcp.client.oauth < REQUEST
 
-The request of a refresh is one JSON object with the fields of `TokenRequest`; standard output gets `{"done": true}` or
-`{"error": TEXT}`. The bus never imports this. The SDK's provider is a generator of HTTP requests, which begins with a
-refusal: here the one that the bus received. Its requests follow the rules of those to servers: no proxies, no private
-addresses unless the operator wrote one.
+Each request is a line of JSON with the fields of `TokenRequest`; standard output gets `{"done": true}` or
+`{"error": TEXT}` for it, with its `id`. A request with a `redirect_uri` logs a user in: standard output first gets
+`{"page": URL}`, where the user agrees, and a line with the `id` and the `answer` of that page goes on; one without an
+answer ends the login, as the end of standard input ends all. The bus never imports this. The SDK's provider is a
+generator of HTTP requests, which begins with a refusal: here the one that the bus received. Its requests follow the
+rules of those to servers: no proxies, no private addresses unless the operator wrote one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -42,7 +44,8 @@ from toolbus.bus.keys.private_files import locked, make_directory
 from toolbus.common.text import clean_line, quote, shorten
 from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.authorization import read_document, token_path, tokens_of, write_document
-from toolbus.parts.mcp.client.http_link import MAX_ERROR_BYTES, Challenge, is_private_host, open_session, read_body
+from toolbus.parts.mcp.client.http_link import MAX_ERROR_BYTES, is_private_host, open_session, read_body
+from toolbus.parts.mcp.client.transport import Challenge
 from toolbus.parts.mcp.messages import eras, headers, jsonrpc
 
 MAX_BODY_BYTES = 1024 * 1024  # of an answer of an authorization server
@@ -340,11 +343,7 @@ class Loopback:
         Raises:
             OAuthFlowError: the login was refused, or no user agreed in time.
         """
-        try:
-            async with asyncio.timeout(LOGIN_SECONDS):
-                return await self._result
-        except TimeoutError:
-            raise OAuthFlowError(f"no user agreed within {LOGIN_SECONDS:.0f} s: log in again") from None
+        return await _agreed(self._result)
 
     def close(self) -> None:
         """Stops listening."""
@@ -377,13 +376,8 @@ class Loopback:
             return "400 Bad Request", "This is not the login that waits."
         if self._result.done():
             return "409 Conflict", "The login has ended already."
-        if "code" not in fields:
-            why = shorten(clean_line(fields.get("error_description") or fields["error"]), 200)
-            self._result.set_exception(OAuthFlowError(f"the authorization server refused: {why}"))
-            return "200 OK", "The login was refused."
-        result = {name: fields[name] for name in ("code", "state", "iss") if name in fields}
-        self._result.set_result(AuthorizationCodeResult.model_validate(result))
-        return "200 OK", "You are logged in."
+        _answer(self._result, fields)
+        return "200 OK", "You are logged in." if "code" in fields else "The login was refused."
 
 
 def _first(url: str, field: str) -> str:
@@ -400,19 +394,75 @@ class TokenRequest:
         path: of the token file.
         challenge: the refusal of the server.
         client: id and secret of a client that was registered by hand; "" if the server registers one itself.
+        shared: the file with the client of all users of a mount; None where the tokens are not of one of them.
+        about: more fields for the file of the tokens.
     """
 
     url: str
     path: Path
     challenge: Challenge
     client: tuple[str, str] = ("", "")
+    shared: Path | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
-async def get_token(request: TokenRequest, show: Callable[[str], Awaitable[None]] | None = None) -> None:
+class Relay:
+    """Receives the code through the bus, as `Loopback` does from the browser.
+
+    Attributes:
+        redirect_uri: of the bus, where the browser is sent.
+    """
+
+    def __init__(self, redirect_uri: str) -> None:
+        self.redirect_uri = redirect_uri
+        self._result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
+
+    async def open(self, registered: str) -> None:
+        """Does nothing: the bus listens."""
+
+    def expect(self, page: str) -> None:
+        """Does nothing: the bus compares the state."""
+
+    def answer(self, fields: Mapping[str, str]) -> None:
+        """Takes the parameters of the redirect."""
+        if not self._result.done():
+            _answer(self._result, fields)
+
+    async def wait(self) -> AuthorizationCodeResult:
+        """Returns the parameters of the redirect; see `Loopback.wait`."""
+        return await _agreed(self._result)
+
+    def close(self) -> None:
+        """Ends the wait."""
+        self._result.cancel()
+
+
+def _answer(result: asyncio.Future[AuthorizationCodeResult], fields: Mapping[str, str]) -> None:
+    """Ends a wait with the parameters of a redirect."""
+    if "code" in fields:
+        known = {name: fields[name] for name in ("code", "state", "iss") if name in fields}
+        result.set_result(AuthorizationCodeResult.model_validate(known))
+        return
+    why = shorten(clean_line(fields.get("error_description") or fields.get("error") or "it gave no code"), 200)
+    result.set_exception(OAuthFlowError(f"the authorization server refused: {why}"))
+
+
+async def _agreed(result: asyncio.Future[AuthorizationCodeResult]) -> AuthorizationCodeResult:
+    try:
+        async with asyncio.timeout(LOGIN_SECONDS):
+            return await result
+    except TimeoutError:
+        raise OAuthFlowError(f"no user agreed within {LOGIN_SECONDS:.0f} s: log in again") from None
+
+
+async def get_token(
+    request: TokenRequest, show: Callable[[str], Awaitable[None]] | None = None, relay: Relay | None = None
+) -> None:
     """Writes a new token into the file.
 
     Args:
         show: gets the URL of the page on which a user agrees; None: no user can log in, so the token is refreshed.
+        relay: receives the code; None: a port of this machine does.
 
     Raises:
         OAuthFlowError, OAuthRegistrationError, OAuthTokenError, httpx2.HTTPError, SetupError: it got no token.
@@ -423,7 +473,12 @@ async def get_token(request: TokenRequest, show: Callable[[str], Awaitable[None]
     tokens = tokens_of(store.document)
     if show is None and tokens is not None and tokens.access and f"Bearer {tokens.access}" != challenge.used:
         return  # another helper was faster
-    loopback = Loopback()
+    store.document.update(request.about)
+    if relay is not None:
+        store.document.pop("tokens", None)
+    if request.shared is not None and "client" not in store.document:
+        store.document.update(_client_in(read_document(request.shared), url))
+    loopback = relay or Loopback()
 
     async def begin(page: str) -> None:
         loopback.expect(page)
@@ -445,8 +500,15 @@ async def get_token(request: TokenRequest, show: Callable[[str], Awaitable[None]
         async with asyncio.timeout((0 if show is None else LOGIN_SECONDS) + REFRESH_SECONDS):
             await authorize(provider, url, challenge)
         provider.remember()
+        if request.shared is not None and not request.client[0]:
+            write_document(request.shared, {"url": url, **_client_in(store.document, url)})
     finally:
         loopback.close()
+
+
+def _client_in(document: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """Returns the client of a file, if it is one for this server."""
+    return {"client": document["client"]} if document.get("url") == url and "client" in document else {}
 
 
 async def _prepare_client(store: TokenStore, by_hand: tuple[str, str], redirect_uri: str) -> None:
@@ -479,27 +541,71 @@ def failure_of(error: BaseException) -> str:
 
 
 def main() -> int:
-    """Reads the request of a refresh and answers it."""
+    """Reads requests and answers them."""
     logging.disable()  # the SDK's log could contain tokens
-    written = json.loads(sys.stdin.readline())
-    refusal = written["challenge"]
-    challenge = Challenge(
+    return asyncio.run(_serve())
+
+
+async def _serve() -> int:
+    relays: dict[str, Relay] = {}  # of the logins, by the id of the request
+    tasks: dict[str, asyncio.Task[bool]] = {}  # by the same
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        written = json.loads(line)
+        id = str(written.get("id", ""))
+        if id in relays:
+            if "answer" in written:
+                relays[id].answer(written["answer"])
+            else:
+                tasks[id].cancel()
+        elif "redirect_uri" in written:
+            relays[id] = Relay(str(written["redirect_uri"]))
+            tasks[id] = asyncio.create_task(_answered(id, _log_in(written, relays[id])))
+        else:
+            tasks[id] = asyncio.create_task(_answered(id, _refresh(written)))
+    for id in relays:
+        tasks[id].cancel()
+    return 0 if all(await asyncio.gather(*tasks.values())) else 1
+
+
+async def _answered(id: str, work: Awaitable[None]) -> bool:
+    """Does some work and writes its outcome; tells whether it succeeded."""
+    try:
+        await work
+    except (*ERRORS, asyncio.CancelledError) as error:
+        print(json.dumps({"id": id, "error": failure_of(error)}), flush=True)
+        return False
+    print(json.dumps({"id": id, "done": True}), flush=True)
+    return True
+
+
+async def _refresh(written: Mapping[str, Any]) -> None:
+    path = Path(written["path"])
+    make_directory(path.parent)
+    with locked(path.parent, REFRESH_SECONDS):  # some refresh tokens are valid once
+        await get_token(TokenRequest(str(written["url"]), path, _challenge_in(written["challenge"])))
+
+
+async def _log_in(written: Mapping[str, Any], relay: Relay) -> None:
+    async def show(page: str) -> None:
+        print(json.dumps({"id": written["id"], "page": page}), flush=True)
+
+    url = str(written["url"])
+    challenge = _challenge_in(written["challenge"]) if written["challenge"] else await _challenge_of(url)
+    if challenge is None:
+        raise SetupError(f"{url} requires no login")
+    client = (str(written["client"][0]), str(written["client"][1]))
+    path, shared = Path(written["path"]), Path(written["shared"])
+    await get_token(TokenRequest(url, path, challenge, client, shared, written["about"]), show, relay)
+
+
+def _challenge_in(refusal: Mapping[str, Any]) -> Challenge:
+    return Challenge(
         int(refusal["status"]),
         tuple((str(name), str(value)) for name, value in refusal["headers"]),
         str(refusal["body"]).encode(),
         str(refusal["used"]),
         str(refusal["version"]),
     )
-    path = Path(written["path"])
-    try:
-        make_directory(path.parent)
-        with locked(path.parent, REFRESH_SECONDS):  # some refresh tokens are valid once
-            asyncio.run(get_token(TokenRequest(str(written["url"]), path, challenge)))
-    except ERRORS as error:
-        print(json.dumps({"error": failure_of(error)}))
-        return 1
-    print(json.dumps({"done": True}))
-    return 0
 
 
 if __name__ == "__main__":

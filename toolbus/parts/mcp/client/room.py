@@ -18,11 +18,14 @@ from urllib.parse import urlsplit
 from toolbus.bus.access.identity import principal_of
 from toolbus.bus.audit import Audit
 from toolbus.bus.core import Core, Room
+from toolbus.bus.keys.keyring import Changed
+from toolbus.bus.rooms.gateway_room import GatewayRoom
+from toolbus.bus.web_paths import Message, Receive, Send
 from toolbus.common.text import clean_line, list_names, quote, shorten
 from toolbus.errors import InvalidRequest
 from toolbus.parts.mcp.client.files import ConfiguredMounts
 from toolbus.parts.mcp.features import features_of
-from toolbus.parts.mcp.settings import McpConfig
+from toolbus.parts.mcp.settings import LOGIN_PATH, McpConfig
 from toolbus.parts.pins import pins
 from toolbus.protocol.tool import HINTS
 from toolbus.sdk import ToolScope, llm_tool
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from toolbus.parts.mcp.client.mount import Mount
     from toolbus.parts.mcp.client.mounts import Mounts
     from toolbus.parts.mcp.client.offer import MountManifest
+    from toolbus.parts.mcp.client.user_logins import User
 
 log = logging.getLogger("toolbus.mounts")
 
@@ -48,6 +52,7 @@ class McpClientRoom(Room):
         self._features = features_of(core)  # what the endpoint for clients shows, or these where it is missing
         self._follower: MountsFollower | None = None  # None where no file can exist
         self._following: asyncio.Task[None] | None = None  # None until started
+        self._revoking: asyncio.Task[None] | None = None  # None before keys changed
 
     def provides(self) -> Iterable[object]:
         """Returns what approves changes of the servers, their features, and their output."""
@@ -73,19 +78,22 @@ class McpClientRoom(Room):
         self._tools.file = "" if own is None else str(own)
         self._follower = MountsFollower(own, mounting.mcp_servers, variables_for(mounting.mcp_secrets, os.environ))
         self.configured = self._follower.read_first()
+        self.core.rooms.web.add(LOGIN_PATH, self._serve_login)
+        self.core.sessions.doorman.on_refresh(self._keys_changed)
 
     async def start(self) -> None:
         """Offers the known tools of the servers, starts unknown servers, and follows the files from now on."""
         if self._follower is None or self.configured is None:
             return
         await self._apply(self.configured)
+        self._keys_changed(Changed(server=True))  # keys may have been revoked since the last start
         self._following = asyncio.create_task(self._follow(self._follower), name="files of mounts")
 
     async def stop(self) -> None:
         """Ends every server and its processes."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        for task in filter(None, (self._following, self._revoking)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         if self.mounts is not None:
             await self.mounts.stop()
 
@@ -127,11 +135,51 @@ class McpClientRoom(Room):
     def _open_mounts(self) -> Mounts:
         from toolbus.parts.mcp.client.mounts import Mounts, open_remote
         from toolbus.parts.mcp.client.offer import MountManifest
+        from toolbus.parts.mcp.client.user_logins import UserLogins
 
         manifest = MountManifest(self.core.program.store)
-        mounts = Mounts(self.core, manifest, partial(open_remote, self.core.config.data_dir))
+        data_dir = self.core.config.data_dir
+        logins = UserLogins(data_dir, self._base)
+        mounts = Mounts(self.core, manifest, partial(open_remote, data_dir), logins=logins)
         self._tools.follow(mounts, manifest)
         return mounts
+
+    # -- logins of users ----------------------------------------------------------------------------------------------
+
+    def _base(self) -> str:
+        """Returns the address of the bus for browsers; "" where it serves no HTTP."""
+        gateway = self.core.rooms.find(GatewayRoom)
+        local = gateway.address if gateway is not None else None
+        return self.core.config.part(McpConfig).mcp.login_url or (f"http://{local}" if local else "")
+
+    async def _serve_login(self, scope: Message, receive: Receive, send: Send) -> None:
+        if self.mounts is not None:
+            await self.mounts.logins.serve(scope, receive, send)
+
+    def _keys_changed(self, changed: Changed) -> None:
+        if self.mounts is not None and changed:
+            self._revoking = asyncio.create_task(self._revoke(self.mounts), name="logins of revoked identities")
+
+    async def _revoke(self, mounts: Mounts) -> None:
+        """Ends the logins of identities that no key proves any more."""
+        from toolbus.parts.mcp.client.user_logins import User
+
+        for row in await asyncio.to_thread(mounts.logins.kept):
+            user = User(row["account"], row["user"])
+            if user.identity and not self._is_in_force(user.identity):
+                await mounts.log_out(row["mount"], user)
+                self.core.audit.record("revoke", target=row["mount"], why=f"{user.shown} was revoked")
+                log.info("mount %s: the login of %s ended with its identity", row["mount"], user.shown)
+
+    def _is_in_force(self, identity: str) -> bool:
+        """Tells whether an identity exists, and has a key that was not revoked; JWTs have none here."""
+        keyring = self.core.sessions.keyring
+        template = identity.partition("/")[0].partition("@")[0]
+        if keyring is None:  # so nobody proves an identity now
+            return True
+        if template not in keyring.identities:
+            return False
+        return "/" in identity or any(key.identity == identity and not key.revoked for key in keyring.keys.values())
 
 
 # -- the operators' tools ----------------------------------------------------------------------------------------------
@@ -160,7 +208,7 @@ class MountTools:
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
-        return [self.show_mounts, self.mount_restart, self.mount_logs]
+        return [self.show_mounts, self.mount_restart, self.mount_logs, self.mount_logins, self.mount_login]
 
     @llm_tool(
         name="mounts",
@@ -230,6 +278,56 @@ class MountTools:
         """Shows lines of the server's standard error."""
         return {"name": name, "lines": self._find(name).log_lines}
 
+    @llm_tool(description="Lists the logins of users at mounted MCP servers, or ends some of them.")
+    async def mount_logins(
+        self, scope: ToolScope, name: str = "", end: bool = False, account: str = "", user: str = ""
+    ) -> dict[str, Any]:
+        """Lists logins: whose they are and since when, never a token.
+
+        Args:
+            name: of a mount; "" for all.
+            end: ends those that are listed, and the users' servers.
+            account: only those of this account, such as `identity chat/ann`.
+            user: only those of this user.
+        """
+        mounts = self._mounts
+        rows = await asyncio.to_thread(mounts.logins.kept) if mounts is not None else []
+        wanted = {"mount": name, "account": account, "user": user}
+        rows = [row for row in rows if all(row[key] == value for key, value in wanted.items() if value)]
+        if end and mounts is not None:
+            if not any(wanted.values()):
+                raise InvalidRequest("no login is ended without a choice: name a mount, an account or a user")
+            for row in rows:
+                with self._audit.operation("revoke", principal_of(scope), target=row["mount"]):
+                    await mounts.log_out(row["mount"], _user(row["account"], row["user"]))
+        return {"logins": rows, "ended": end}
+
+    @llm_tool(
+        description="Shows whether you are logged in at a mounted MCP server where each user has a login, gives the "
+        "link to log in, or ends your login."
+    )
+    async def mount_login(self, scope: ToolScope, name: str, action: str = "show") -> dict[str, Any]:
+        """Handles the login of the caller's own user.
+
+        Args:
+            name: of the mount.
+            action: `show`, `begin` or `end`.
+        """
+        mount, mounts = self._find(name), self._mounts
+        user = _user(principal_of(scope).account, scope.context.user_id)
+        if not mount.entry.is_per_user or mounts is None:
+            raise InvalidRequest(f"mount {name} has no logins of users: its calls need none")
+        if action == "end":
+            return {"mount": name, "logged_in": False, "ended": await mounts.log_out(name, user)}
+        rows = await asyncio.to_thread(mounts.logins.kept)
+        own = (name, user.account, user.id)
+        logged_in = any(row["token"] for row in rows if (row["mount"], row["account"], row["user"]) == own)
+        if action == "begin" and not logged_in and mount.entry.is_remote and not mount.entry.exchange_at:
+            return {"mount": name, "logged_in": False, "link": await mounts.logins.begin(mount.entry, user)}
+        if action not in ("show", "begin"):
+            raise InvalidRequest(f"action is {quote(action)}: it must be show, begin or end")
+        return {"mount": name, "logged_in": logged_in}
+
     def _find(self, name: str) -> Mount:
         mount = self._mounts.get(name) if self._mounts is not None else None
         if mount is not None:
@@ -254,6 +352,12 @@ class MountTools:
             known = self._manifest.fingerprints(entry.name, entry.command_digest)
             shown["declared"] = [_tool(mount, item.tool.name, known) for item in mount.offer.declared.compiled]
         return shown
+
+
+def _user(account: str, id: str) -> User:
+    from toolbus.parts.mcp.client.user_logins import User
+
+    return User(account, id)
 
 
 def _tool(mount: Mount, name: str, known: dict[str, pins.Pinned]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,10 +58,33 @@ class SessionLost(Lost):
         super().__init__(text, Stage.NOT_DISPATCHED)
 
 
-class NeedsLogin(Lost):
-    """A server requires a login; the text has the command."""
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """A refusal over HTTP that requires another token.
 
-    def __init__(self, text: str) -> None:
+    Attributes:
+        status: 401 or 403.
+        headers: of the answer, in order.
+        used: the Authorization header of the request; "" without one.
+        version: of the protocol, as in the request.
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    used: str
+    version: str = ""
+
+
+class NeedsLogin(Lost):
+    """A server requires a login; the text has the command.
+
+    Attributes:
+        challenge: the refusal; None where it is not known.
+    """
+
+    def __init__(self, text: str, challenge: Challenge | None = None) -> None:
+        self.challenge = challenge
         super().__init__(text, Stage.NOT_DISPATCHED)
 
 
@@ -163,6 +186,7 @@ class StdioTransport:
     """The pipes of one server process, from its start to its end.
 
     Args:
+        program: to run, or what returns it.
         on_log: takes each line of the server's log.
 
     Attributes:
@@ -174,7 +198,7 @@ class StdioTransport:
     def __init__(
         self,
         name: str,
-        program: DuplexProgram,
+        program: DuplexProgram | Callable[[], Awaitable[DuplexProgram]],
         lifeline: Callable[[], Lifeline],
         on_log: Callable[[str], object] = lambda line: None,
     ) -> None:
@@ -206,14 +230,14 @@ class StdioTransport:
             Lost: the program does not exist, or cannot be executed.
         """
         self._receiver = receiver
+        program = self._program if isinstance(self._program, DuplexProgram) else await self._program()
         self._process = DuplexProcess(
-            self._program, self._lifeline(), on_output=self._take, on_log=self._log, on_end=self._end
+            program, self._lifeline(), on_output=self._take, on_log=self._log, on_end=self._end
         )
         try:
             await self._process.start()
         except OSError as error:
             self._process = None
-            program = self._program
             where = f" in {program.directory}" if program.directory else ""
             raise Lost(
                 f"cannot run {program.arguments[0]!r}{where}: {error.strerror or error}: install it, or correct the "

@@ -31,7 +31,7 @@ from toolbus.cli.help_text import epilog
 from toolbus.common.reader import Reader
 from toolbus.common.text import shorten
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.entries import ENTRY_KEYS, is_restriction, mount_name, read_entry, switched_off
+from toolbus.parts.mcp.client.entries import ENTRY_KEYS, PER_USER, is_restriction, mount_name, read_entry, switched_off
 from toolbus.parts.mcp.client.files import MAX_MOUNTS, TABLES, load_document
 from toolbus.parts.mcp.commands.mcp_clients import McpClientName, client_files
 from toolbus.parts.mcp.commands.mounts_command import print_mount
@@ -314,6 +314,7 @@ EPILOG = epilog(
         "toolbus mounts add github --env GITHUB_TOKEN --deny 'delete_*' --pin block -- github-mcp-server stdio",
         "toolbus mounts add docs --url https://example.com/mcp --header 'Authorization: Bearer ${DOCS_TOKEN}'",
         "toolbus mounts add tracker --url https://example.com/mcp --login",
+        "toolbus mounts add tracker --url https://example.com/mcp --user-login",
         "toolbus mounts add --import claude-desktop",
         "toolbus mounts add --import .vscode/mcp.json --yes",
     ),
@@ -352,6 +353,9 @@ def mount(
         list[str] | None, typer.Option(metavar="'K: V'", help="A header of each request to --url; may be repeated.")
     ] = None,
     login: Annotated[bool, typer.Option("--login", help="Sign in to --url in a browser (OAuth).")] = False,
+    user_login: Annotated[
+        bool, typer.Option("--user-login", help="Each user has a login and a process or session of their own.")
+    ] = False,
     env: Annotated[
         list[str] | None, typer.Option(metavar="K[=V]", help="A variable for the server; may be repeated.")
     ] = None,
@@ -398,7 +402,7 @@ def mount(
         terminal.fail("NAME is missing: write `toolbus mount NAME -- COMMAND...`, or --import", terminal.USAGE)
     ours = {
         "allow": allow, "deny": deny, "eager": eager, "era": era, "pin": pin, "trust_hints": trust_hints,
-        "login": login,
+        "login": PER_USER if user_login else login,
     }  # fmt: skip
     if url is not None:
         if command or env or directory:

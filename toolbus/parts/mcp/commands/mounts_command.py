@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from toolbus.bus.access.identity import day_of
 from toolbus.cli import terminal
 from toolbus.cli.call_command import Steps, operator
 from toolbus.cli.help_text import epilog
@@ -41,6 +42,17 @@ HINT_WORDS = {
 SHOWN_DIGITS = 12  # of a fingerprint in a table
 SHOWN_CHARACTERS = 100  # of a description in a table
 
+LOGINS_EPILOG = epilog(
+    (
+        "toolbus mounts logins",
+        "toolbus mounts logins tracker --json",
+        "toolbus mounts logins tracker --user ann --end",
+        "toolbus mounts logins --account 'identity chat' --end",
+    ),
+    "Shows whose logins the bus has at mounts where each user has one, never a token. An ended login ends the server "
+    "of that user; their next call asks again. Users end their own with the tool `toolbus:mount_login`.",
+    "0 done, 1 the bus refused (nothing chooses what is ended, for example), 2 wrong usage, 3 no bus found.",
+)
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The mount.")]
 
 
@@ -77,6 +89,34 @@ def logs(name: NameArgument) -> Steps:
     def show() -> None:
         for line in answer["lines"]:
             terminal.print_lines(line)
+
+    yield show
+
+
+@operator
+def logins(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only those at this mount.")] = None,
+    account: Annotated[str, typer.Option(metavar="ACCOUNT", help="Only those of this account.")] = "",
+    user: Annotated[str, typer.Option(metavar="USER", help="Only those of this user.")] = "",
+    end: Annotated[bool, typer.Option("--end", help="End those that are shown.")] = False,
+) -> Steps:
+    """Show the logins of users at mounts, or end them."""
+    answer = yield "mount_logins", {"name": name or "", "account": account, "user": user, "end": end}
+
+    def show() -> None:
+        rows = [
+            (
+                each["mount"],
+                each["account"],
+                each["user"] or "-",
+                day_of(each["since"]),
+                "yes" if each["token"] else "no",
+            )
+            for each in answer["logins"]
+        ]
+        terminal.print_table(("MOUNT", "ACCOUNT", "USER", "SINCE", "TOKEN"), rows)
+        if answer["ended"]:
+            terminal.print_note(f"{len(rows)} logins were ended")
 
     yield show
 
