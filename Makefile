@@ -5,8 +5,6 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-# The versions with which all tests passed, so that a release of a dependency breaks no clone. Empty takes the newest.
-CONSTRAINTS ?= constraints.txt
 PROTOS := proto/toolbus/v1/*.proto
 STUBS := toolbus/v1
 # Processes that run the tests, two more than a small machine has cores, since many tests wait; 0 runs them in this one
@@ -21,7 +19,7 @@ PARTS ?= $(shell git diff --name-only $$(git merge-base HEAD main 2>/dev/null ||
 	2>/dev/null | cut -d/ -f3 | sort -u)
 # What `make test` runs of the other parts: each on a bus, as its user meets it.
 SMOKE_TESTS := $(addprefix tests/parts/,audit/test_audit_room.py buses/test_buses_command.py conformance/test_program.py \
-	console/top/test_top_command.py council/test_council_bus.py development/test_new_command.py \
+	console/top/test_top_command.py council/test_council_bus.py development/test_new_command.py budgets/test_budgets.py \
 	dropin/test_dropin_on_bus.py extension/test_extension.py guards/test_guards.py handles/test_handles.py \
 	identity/test_keys_command.py mcp/commands/test_mounts_command.py \
 	mcp/server/test_mcp_endpoint.py models/test_export_command.py moving/check/test_check_command.py \
@@ -35,8 +33,8 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all conformance clients client-matrix mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos try-buses fuzz overload soak lint types proto proto-check wire-image coverage bench
-.PHONY: docs clean vendor settings dist sbom test-newest constraints
+.PHONY: help run test test-all conformance clients client-matrix mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos try-buses fuzz overload soak hostile lint types proto proto-check wire-image coverage bench
+.PHONY: docs clean vendor settings
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +118,9 @@ soak: $(VENV)/dev.stamp ## keep a bus busy for 30 minutes; its memory must not g
 overload: $(VENV)/bench.stamp ## offer ten times the capacity for a minute, in every part (ARGS="--part plugin --seconds 5")
 	@exec $(BIN)/python -m lab.overload $(ARGS)
 
+hostile: $(VENV)/dev.stamp ## have each kind of peer do its worst for a minute beside an honest host (ARGS="--seconds 5 page callback")
+	@exec $(BIN)/python -m lab.hostile $(ARGS)
+
 fuzz: $(VENV)/dev.stamp ## search all inputs for some that break a promise, for 10 minutes (ARGS="--seconds 3600 frames")
 	@exec $(BIN)/python -m lab.fuzz $(ARGS)
 
@@ -160,20 +161,6 @@ docs: $(VENV)/docs.stamp ## build the site of the documentation into site/; a br
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "the documentation is in site/index.html; its search needs a server: $(BIN)/python -m http.server --directory site"
 
-dist: $(VENV)/release.stamp ## build wheel and sdist into dist/, and try both in empty environments
-	@rm -rf dist && $(BIN)/python -m build --outdir dist . >/dev/null
-	@$(BIN)/python -m tests.support.packages $(CONSTRAINTS:%=--constraint %) dist/*.whl dist/*.tar.gz
-
-sbom: $(VENV)/release.stamp ## write what the wheel with all extras for users brings along into dist/toolbus.cdx.json (CycloneDX)
-	@$(BIN)/python -m tests.support.packages $(CONSTRAINTS:%=--constraint %) --sbom dist/toolbus.cdx.json
-
-test-newest: ## run the tests of everything with the newest versions of all dependencies, in .venv-newest
-	@$(MAKE) --no-print-directory test-all VENV=.venv-newest CONSTRAINTS=
-
-constraints: ## write the versions of .venv-newest into constraints.txt, once make test-newest has passed
-	@$(MAKE) --no-print-directory .venv-newest/dev.stamp .venv-newest/bench.stamp .venv-newest/release.stamp VENV=.venv-newest CONSTRAINTS=
-	@{ sed -n '/^#/p' constraints.txt; .venv-newest/bin/python -m pip freeze --exclude-editable --disable-pip-version-check | grep '=='; } >constraints.new && mv constraints.new constraints.txt
-
 clean: ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -197,22 +184,19 @@ $(BIN)/python:
 # One stamp for each set of packages; what the tests need includes what the demo needs.
 define install
 	@echo "Installing what $(2) needs into $(VENV) (the first time takes a minute) …"
-	@$(PIP) install --editable '.[$(1)]' $(CONSTRAINTS:%=--constraint %)
+	@$(PIP) install --editable '.[$(1)]'
 	@touch $@
 endef
 
-$(VENV)/run.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+$(VENV)/run.stamp: pyproject.toml | $(BIN)/python
 	$(call install,server$(comma)examples,the demo)
 
-$(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	$(call install,dev,development)
 	@touch $(VENV)/run.stamp $(VENV)/docs.stamp
 
-$(VENV)/docs.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+$(VENV)/docs.stamp: pyproject.toml | $(BIN)/python
 	$(call install,docs,the documentation)
 
-$(VENV)/bench.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+$(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
 	$(call install,server$(comma)keys$(comma)bench,the benchmark)
-
-$(VENV)/release.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(call install,server$(comma)release,a release)

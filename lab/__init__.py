@@ -1,7 +1,7 @@
-"""Measures a bus and tries to break it: five scenarios on shared parts. Nothing here is shipped.
+"""Measures a bus and tries to break it: six scenarios on shared parts. Nothing here is shipped.
 
 `stage` and `child` run the processes,
 `load` calls and answers, `ledger` holds what each of them wrote down, `judge` compares that
 with what was promised, `report` and `chart` show it, `commands` is what the command lines share. The scenarios are
-`benchmarks`, `chaos`, `fuzz`, `overload` and `soak`; `results` holds the pages that they have written.
+`benchmarks`, `chaos`, `fuzz`, `hostile`, `overload` and `soak`; `results` holds the pages that they have written.
 """

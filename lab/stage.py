@@ -93,7 +93,10 @@ class Stage:
 
     def start(self, name: str, command: Sequence[str], cwd: str | None = None, **more: str) -> Child:
         """Starts a process; ``more`` is added to its environment."""
-        child = Child(name, command, {**self.environment, **more}, self.lifeline, cwd)
+        return self.adopt(Child(name, command, {**self.environment, **more}, self.lifeline, cwd))
+
+    def adopt(self, child: Child) -> Child:
+        """Ends a process with the others."""
         self._children.append(child)
         return child
 

@@ -68,8 +68,8 @@ FLOORS = (
     "bus.core",
     "bus.operators",
     "parts.mcp.features",
-    "bus.gateway parts.guards parts.overlays parts.pins parts.recordings parts.observability parts.tasks parts.audit "
-    "parts.identity parts.council parts.models.export_routes",
+    "bus.gateway parts.budgets parts.guards parts.overlays parts.pins parts.recordings parts.observability parts.tasks "
+    "parts.audit parts.identity parts.council parts.models.export_routes",
     "parts.moving.upstream",
     "parts.mcp.server parts.handles",
     "parts.mcp.client",

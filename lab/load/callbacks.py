@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lab.load import workload
 
-Answer = Callable[[web.Request], Awaitable[web.Response]]
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class CallbackServer(NamedTuple):

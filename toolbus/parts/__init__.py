@@ -100,6 +100,7 @@ PARTS: tuple[Part, ...] = (
         settings=("toolbus.parts.mcp.settings:McpConfig",),
         needs=("pins", "tasks"),
     ),
+    Part("budgets", rooms=(PartRoom("toolbus.parts.budgets.room:BudgetsRoom", before="StreamsRoom"),)),
     Part(
         "overlays",
         # Before handles and guards: these see the arguments that the tool gets.

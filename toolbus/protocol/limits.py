@@ -29,7 +29,10 @@ class Limits:
         held_bytes_per_source: the same for the callers of one source.
         waiting_bytes: what may wait for a peer that reads slowly; above it the session is closed.
         schema_bytes, schema_depth, schema_nodes: one tool's schema; nodes are counted with references expanded.
+        pattern_cost: what the patterns of one schema take to compile, in plain characters.
         description_bytes: one tool's description.
+        declared_bytes, declared_bytes_per_source: memory, about, of the tools of guarded sources and identities: of
+            all together, and of one; the latter also of a mount.
         tools: tools of one session.
         tools_per_role: tools that one role has.
         unconfigured_roles: adopted roles; and as many roles that do not exist and that tools wait for.
@@ -52,7 +55,10 @@ class Limits:
     schema_bytes: int = 256 * KIB
     schema_depth: int = 64
     schema_nodes: int = 10_000
+    pattern_cost: int = 150_000
     description_bytes: int = 16 * KIB
+    declared_bytes: int = 64 * MIB
+    declared_bytes_per_source: int = 8 * MIB
     tools: int = 100_000
     tools_per_role: int = 250_000
     unconfigured_roles: int = 100

@@ -59,7 +59,7 @@ def test_patterns_that_take_long_to_compile_are_refused_before_they_are_compiled
         return False, ""
 
     monkeypatch.setattr("toolbus.bus.catalog.schema._engine_for", compile_pattern)
-    assert "beyond what is compiled (150000 characters; a class such as \\p{L} counts as 500" in fault_of(schema)
+    assert "beyond the limit pattern_cost = 150000 (a class such as \\p{L} counts as 500" in fault_of(schema)
     assert len(compiled_patterns) <= 1
 
 

@@ -38,7 +38,6 @@ IN_PLACE_DEPTH = 32  # steps at one place of the arguments; `unevaluated…` tak
 RECURSION_COST = 60  # a reference back to a schema that is being checked is looked up in a table: 0.5 to 4 µs
 BACKTRACKS = 10_000  # of a pattern with look-around: 0.3 to 2 ms for a text of 1,000 characters
 CERTAINLY_SMALL = 1_000  # states and characters of a pattern: one that does not compile is misspelt, not too large
-COMPILE_STATES = 150_000  # of all patterns of one schema, their classes by what they take: 0.1 to 0.3 s to compile
 # What a part of a pattern takes to compile, in plain characters (1 µs): any but some, a class of Unicode.
 ANY_BUT, UNICODE_CLASS = 10, 500
 BACKTRACK_STATES = 8_000  # what such a pattern counts as: it reads 7,500 characters a check, in 0.2 s at worst
@@ -143,7 +142,7 @@ class Graph:
         self._dynamic: dict[str, list[dict[str, Any]]] = {}
         # Pattern → whether it needs the engine that backtracks, and why neither compiles it; "" if one does.
         self._engines: dict[str, tuple[bool, str]] = {}
-        self.compile_cost = 0  # of all patterns so far, see `COMPILE_STATES`
+        self.compile_cost = 0  # of all patterns so far, see `Limits.pattern_cost`
         self.unchecked: list[str] = []
         version = draft_of(root) or 2020
         self.draft = _VALIDATORS[version]
@@ -328,10 +327,10 @@ class Graph:
     def _weigh_pattern(self, node: Node, keyword: str, pattern: str) -> None:
         if pattern not in self._engines:
             self.compile_cost += _states(pattern, _compile_cost)
-            if self.compile_cost > COMPILE_STATES:  # before it is compiled: nothing stops that
+            if self.compile_cost > self._limits.pattern_cost:  # before it is compiled: nothing stops that
                 raise SchemaFault(
                     f"schema at {pointer([*node.place, keyword])}: {show(pattern)} takes the patterns of this schema "
-                    f"beyond what is compiled ({COMPILE_STATES} characters; a class such as \\p{{L}} counts as "
+                    f"beyond the limit pattern_cost = {self._limits.pattern_cost} (a class such as \\p{{L}} counts as "
                     f"{UNICODE_CLASS}, times its repetitions): shorten it, or repeat with + and use maxLength"
                 )
             self._engines[pattern] = _engine_for(pattern)
@@ -575,7 +574,7 @@ class ArgumentChecker:
         text: the schema as it is checked: its normal form (`toolbus.protocol.json_schema`), without what cannot be
             checked.
         warnings: what was read otherwise than it is written, or is not checked: a sentence each, for operators.
-        compile_cost: what its patterns took to compile, see `COMPILE_STATES`.
+        compile_cost: what its patterns took to compile, see `Limits.pattern_cost`.
         has_integers: whether the schema asks for integers somewhere.
         load: parses arguments for this schema; exactly if the value of a wide integer can matter to it. Raises
             ValueError also where a whole number may be written as a fraction and the schema has integers.

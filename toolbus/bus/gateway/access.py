@@ -11,12 +11,14 @@ import asyncio
 import logging
 import re
 from collections import deque
+from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toolbus.bus.access.identity import LOCAL
+from toolbus.bus.access.budgets import REFUSAL_SECONDS, REFUSED, REQUEST_SECONDS, Budgets
+from toolbus.bus.access.identity import LOCAL, Principal
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit import Audit
 from toolbus.bus.gateway.gateway_parts import IDENTITY
@@ -46,11 +48,19 @@ class AccessGuard:
         neighbours: which users of this machine may use the bus.
         remote: admits requests over HTTPS.
         audit: records refusals.
+        budgets: returns those of whom it refuses, and of other machines.
     """
 
     def __init__(
-        self, app: ASGIApp, max_bytes: int, neighbours: Neighbours, remote: RemoteAccess, audit: Audit
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        neighbours: Neighbours,
+        remote: RemoteAccess,
+        audit: Audit,
+        budgets: Callable[[], Budgets] = Budgets,
     ) -> None:
+        self._budgets = budgets
         self._app = app
         self._audit = audit
         self._neighbours = neighbours
@@ -67,6 +77,7 @@ class AccessGuard:
             why = self._neighbours.refusal(_uid(scope))
             if why:
                 self._record(scope, why)
+                await self._budgets().spend(REFUSED, REFUSAL_SECONDS)
                 await JSONResponse({"detail": why}, 403, headers={"Connection": "close"})(scope, receive, send)
                 return
         if scope["scheme"] == "https" and (document := self._remote.metadata.response(scope)) is not None:
@@ -78,9 +89,13 @@ class AccessGuard:
             self._record(scope, why)
             if self._log_limit.passes():
                 log.warning("refused method=%s path=%.80r why=%s", scope["method"], scope["path"], why)
+            await self._budgets().spend(REFUSED, REFUSAL_SECONDS)
             more = self._remote.headers_of_401(scope) if status == 401 else None
             await JSONResponse({"detail": why}, status, headers=more)(scope, receive, send)
             return
+        identity = scope[IDENTITY]
+        if identity.scopes is not None:
+            await self._budgets().spend(Principal(identity=identity).account, REQUEST_SECONDS)
         length = coding = None
         for name, value in scope["headers"]:
             if name == b"content-length":
@@ -97,7 +112,7 @@ class AccessGuard:
         elif length is not None and int(length) > self._max_bytes:  # the parser accepts digits only
             await JSONResponse({"detail": self._too_long()}, 413)(scope, receive, send)
         else:
-            await self._remote.serve(self._app, scope, self._limited(receive), send, scope[IDENTITY])
+            await self._remote.serve(self._app, scope, self._limited(receive), send, identity)
 
     def _record(self, scope: Scope, why: str) -> None:
         self._audit.refuse(peer_of(scope), f"{scope['method']} {scope['path']}", why)

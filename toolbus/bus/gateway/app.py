@@ -111,7 +111,14 @@ def application(parts: GatewayParts) -> ASGIApp:
 
     core = parts.core
     limit = core.config.limits.http_body_bytes
-    return AccessGuard(Admission(serve), limit, core.sessions.neighbours, parts.remote, core.audit)
+    return AccessGuard(
+        Admission(serve),
+        limit,
+        core.sessions.neighbours,
+        parts.remote,
+        core.audit,
+        lambda: core.sessions.presence.budgets,
+    )
 
 
 @functools.lru_cache

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
+from toolbus.bus.access.budgets import REFUSAL_SECONDS, REFUSED, Budgets
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit import Audit
@@ -129,9 +130,13 @@ class Doors:
         neighbours: which users may come in on loopback.
         doorman: knows the keys of everyone else.
         audit: records who was refused.
+        budgets: returns those of who is refused.
     """
 
-    def __init__(self, neighbours: Neighbours, doorman: Doorman, audit: Audit) -> None:
+    def __init__(
+        self, neighbours: Neighbours, doorman: Doorman, audit: Audit, budgets: Callable[[], Budgets] = Budgets
+    ) -> None:
+        self.budgets = budgets
         self.neighbours = neighbours
         self.audit = audit
         self.remote = KeyDoor(doorman)
@@ -139,7 +144,7 @@ class Doors:
 
     def interceptor(self, door: Door) -> DoorInterceptor:
         """Makes the interceptor that puts a door before every RPC of a server."""
-        return DoorInterceptor(door, self.audit)
+        return DoorInterceptor(door, self)
 
     def local(self, host: str) -> NeighbourDoor:
         """Makes the door of an address on loopback."""
@@ -179,9 +184,9 @@ class Doors:
 class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not generic at run time
     """Puts a door before every RPC of one server, whatever its service."""
 
-    def __init__(self, door: Door, audit: Audit) -> None:
+    def __init__(self, door: Door, doors: Doors) -> None:
         self._door = door
-        self._audit = audit
+        self._doors = doors
 
     async def intercept_service(
         self,
@@ -216,7 +221,8 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                     identity.check_verb("reflect", "reflection")
             except ToolBusError as error:
                 status, text = grpc_status(error)
-                self._audit.refuse(context.peer(), method, text)
+                self._doors.audit.refuse(context.peer(), method, text)
+                await self._doors.budgets().spend(REFUSED, REFUSAL_SECONDS)
                 await end_rpc(context, status, text)
             set_rpc_identity(identity)
 

@@ -15,6 +15,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -22,8 +23,10 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from toolbus.bus.access.budgets import REFUSED, Declaring
 from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog.entry import Trust
 from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.doors import Door, Doors, OpenDoor, end_rpc, rpc_identity
@@ -117,7 +120,10 @@ class GrpcCarrier:
         read, receive = self._context.read, stream.receive
         try:
             while stream.ended is None and (frame := await read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the published stubs lag
-                receive(frame)
+                if stream.is_own:
+                    receive(frame)
+                else:
+                    await stream.take(frame)
             # grpcio reports the end of input for a broken connection too, and cancels this task a moment later.
             await asyncio.sleep(CONNECTION_LOST_SECONDS)
             stream.half_close()
@@ -144,6 +150,8 @@ class GrpcCarrier:
 
 class ToolBusService(wire_grpc.ToolBusServiceServicer):
     """The five RPCs over one bus."""
+
+    is_guarded = False  # whether only guarded sources are served
 
     def __init__(
         self,
@@ -211,7 +219,15 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self, function: Callable[[Request, Identity], Response], request: Request, context: Context
     ) -> Response:
         try:
-            return self._answer(function, request, rpc_identity())
+            identity, budgets = rpc_identity(), self._presence.budgets
+            work = partial(self._answer, function, request, identity)
+            peer = self._presence.sessions.get(getattr(request, "session_id", ""))
+            if peer is not None and peer.trust is not Trust.OWN and isinstance(request, wire.RegisterRequest):
+                account = peer.principal.account
+                return await budgets.declare(Declaring(account, peer.source, peer.qualified, request.tools), work)
+            if identity.scopes is not None or self.is_guarded:
+                return await budgets.run(Principal(identity=identity).account or REFUSED, work)
+            return work()
         except Exception as error:
             await _abort(context, error)
             raise  # never reached: abort raises
@@ -299,7 +315,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             what = f"{identity.shown} has {own} streams, and its scope sessions allows no more"
             raise LimitExceeded("sessions", most, what)
         peer = Peer(self._limits, time.monotonic(), self._timings, identity)
-        peer.address = address
+        peer.address, peer.untrusted = address, self.is_guarded
         peer.outbox.pool = self._pool
         stream = InvokeStream(self._shared, peer, carrier)
         self._streams_of[identity.name] += 1

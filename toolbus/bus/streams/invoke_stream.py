@@ -11,18 +11,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
+from toolbus.bus.access.budgets import Declaring
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, bad_call_id
+from toolbus.bus.catalog.entry import Trust
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.stall import StallWatch
 from toolbus.errors import Code, ToolBusError, grpc_status
-from toolbus.protocol.session import Outbox, State
+from toolbus.protocol.session import MAX_ITEMS, Outbox, State
 from toolbus.protocol.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -263,6 +266,20 @@ class Carrier(Protocol):
         """Notes that a frame waits or that the stream has ended; it then calls `next_frame` soon, not at once."""
 
 
+PIECE_BYTES = 1 << 17  # of the calls of a large message that are read in one turn of a peer with budgets
+
+
+def _first_calls(frame: wire.InvokeRequest) -> wire.InvokeRequest:
+    """Takes the first calls out of a message."""
+    count = size = 0
+    while count < len(frame.calls) - 1 and size < PIECE_BYTES:
+        size += frame.calls[count].ByteSize()
+        count += 1
+    piece = wire.InvokeRequest(calls=frame.calls[:count])
+    del frame.calls[:count]
+    return piece
+
+
 class InvokeStream:
     """One Invoke stream, from its opening to its end.
 
@@ -324,6 +341,25 @@ class InvokeStream:
     def _resume(self) -> None:
         if not self._held.holding:
             self._handle.update(self._plain)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its peer is a program of the bus's own user, without budgets."""
+        return self._peer.trust is Trust.OWN
+
+    async def take(self, frame: wire.InvokeRequest) -> None:
+        """Handles a message of any other peer, within its budgets."""
+        budgets, principal, work = self._presence.budgets, self._peer.principal, partial(self.receive, frame)
+        if not frame.HasField("attach"):
+            while 1 < len(frame.calls) <= MAX_ITEMS and frame.ByteSize() > PIECE_BYTES:
+                piece = _first_calls(frame)
+                await budgets.run(principal.account, partial(self.receive, piece))
+            await budgets.run(principal.account, work)
+            return
+        self._opening.cancel()
+        attach = frame.attach
+        account = principal.of_source(attach.source).account
+        await budgets.declare(Declaring(account, attach.source, attach.qualified, attach.tools), work)
 
     def receive(self, frame: wire.InvokeRequest) -> None:
         """Handles a message of the peer; what breaks a rule ends the stream."""

@@ -39,6 +39,8 @@ class UntrustedService(ToolBusService):
         is_untrusted: tells whether the policy counts a source as untrusted.
     """
 
+    is_guarded = True
+
     def __init__(
         self,
         dispatcher: Dispatcher,

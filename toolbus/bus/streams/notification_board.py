@@ -109,11 +109,11 @@ class NotificationBoard:
             NotPermitted: the source's tools are not open to the user.
             LimitExceeded: the source notifies too often.
         """
+        self._take_rate(source, now)  # first: what is refused should cost little
         _check(user_id, text, data_json)
         users = self._view.permissions.sources.get(source)
         if users is not None and user_id and EVERYONE not in users and user_id not in users:
             raise NotPermitted(f"source {quote(source)} is not open to user {quote(user_id)}: an operator adds them")
-        self._take_rate(source, now)
         self.newest += 1
         notification = BoardEntry(self.newest, source, user_id, text, data_json, self._clock())
         self._store(notification)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from toolbus.bus.access.budgets import Budgets
 from toolbus.bus.access.identity import LOCAL, Identity, Principal, Scopes
 from toolbus.bus.audit import Audit
 from toolbus.bus.calls.dispatcher import Dispatcher
@@ -113,6 +114,7 @@ class Presence(SessionTable):
 
     Attributes:
         audit: records who attached, was refused, offered and withdrew tools.
+        budgets: of peers that are trusted less than the bus's own programs.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Presence(SessionTable):
     ) -> None:
         super().__init__()
         self.audit = audit or Audit()
+        self.budgets = Budgets()
         self._registry, self._dispatcher = registry, dispatcher
         self._policy, self._limits = policy, limits
         self._on_source = on_source

@@ -223,6 +223,7 @@ class ToolReview:
     Attributes:
         refused: the refusals of attached sessions.
         pins: compares the tools of pinned sources with the trusted ones; without `pin_by` no source is pinned.
+        read: reads a declared tool.
     """
 
     def __init__(
@@ -235,6 +236,7 @@ class ToolReview:
     ) -> None:
         self.refused = SessionRefusals()
         self.pins: Pinning = NoPins()
+        self.read = catalog_messages.read_tool
         self._adopt = adopt
         self._registry = registry
         self._policy = policy
@@ -279,7 +281,7 @@ class ToolReview:
                 if (key := (message.name, message.role)) in seen:
                     raise declared_twice(message.name)
                 seen.add(key)
-                tool = catalog_messages.read_tool(message, self._limits, qualified=qualified, hints_trusted=believed)
+                tool = self.read(message, self._limits, qualified=qualified, hints_trusted=believed)
                 principal = Principal(source, identity=identity)
                 self.check_role(principal, message.role, all_or_none=all_or_none, new=new_roles)
                 waits = message.role and message.role not in self._registry.roles

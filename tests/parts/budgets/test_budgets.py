@@ -1,0 +1,178 @@
+"""What a source declares that is trusted less: read on a thread, within its memory, and each tool on its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tests.faults.raw_peer import RawPeer, tool
+from toolbus.bus import Bus
+from toolbus.bus.access.budgets import Declaring
+from toolbus.bus.catalog.entry import CompiledTool
+from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.streams.peer import Peer
+from toolbus.errors import InvalidTool
+from toolbus.parts.budgets.declarations import MAX_NODES, TIMES, TOOL_BYTES, PeerBudgets
+from toolbus.parts.budgets.loop_share import LoopShare
+from toolbus.protocol.limits import KIB, Limits
+from toolbus.testing import running_bus
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+ROOM = 256 * KIB
+LIMITS = Limits(declared_bytes_per_source=ROOM, declared_bytes=2 * ROOM)
+
+
+def wide(name: str, properties: int) -> pb.Tool:
+    schema = {"type": "object", "properties": {f"{name}_{each}": {"type": "string"} for each in range(properties)}}
+    return tool(name, schema)
+
+
+def patterned(name: str, *patterns: str) -> pb.Tool:
+    properties = {f"p{number}": {"type": "string", "pattern": each} for number, each in enumerate(patterns)}
+    return tool(name, {"type": "object", "properties": properties})
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Bus]:
+    async with running_bus(limits=LIMITS) as bus:
+        yield bus
+
+
+def names(bus: Bus) -> set[str]:
+    return {each.entry.name for each in bus.list()}
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at the attach", "registered later"])
+async def test_what_does_not_fit_is_refused_by_name_and_its_neighbours_are_offered(bus: Bus, later: bool) -> None:
+    tools = [tool("first"), *(wide(f"wide{number}", 1000) for number in range(6)), tool("last")]
+    async with RawPeer(await bus.dropin_address()) as peer:
+        attached = await peer.attach("dropin", *(() if later else tools), token="t")
+        refused = attached.refused
+        if later:
+            request = wire.RegisterRequest(session_id=attached.session_id, tools=tools)
+            refused = (await peer.stub.Register(request)).refused
+        assert {"first", "wide0", "last"} <= names(bus)
+        assert {each.name for each in refused} == {each.name for each in tools} - names(bus)
+        assert refused[0].name in refused[0].error
+        assert f"declared_bytes_per_source = {ROOM}" in refused[0].error
+    assert (await bus.call("toolbus:this_bus", {"kind": "tool", "name": "first"})).error is None
+
+
+async def test_own_programs_declare_what_they_want(bus: Bus) -> None:
+    async with RawPeer(bus.grpc_addresses[0]) as peer:
+        attached = await peer.attach("own", *(wide(f"wide{number}", 1000) for number in range(6)))
+        assert len(attached.registered) == 6
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        (patterned("dear", *(rf"^[\p{{L}}\p{{N}}]{{0,{most}}}$" for most in range(40, 140))), "pattern_cost = 15000"),
+        (patterned("dear", r"^\p{L}{0,31}$"), "pattern_cost = 15000"),
+        (patterned("dear", r"^([a-z]{90}){200}$"), "pattern_cost = 15000"),
+        (wide("dear", MAX_NODES), f"schema_nodes = {MAX_NODES}"),
+    ],
+    ids=["many patterns", "a class", "nested counts", "many properties"],
+)
+async def test_a_schema_that_is_too_dear_for_a_guarded_source_is_refused_before_it_is_compiled(
+    declared: pb.Tool, says: str
+) -> None:
+    async with running_bus() as bus, RawPeer(await bus.dropin_address()) as peer:
+        attached = await peer.attach("dropin", tool("a"), declared, patterned("b", "^[a-z]{1,20}$"), token="t")
+        assert names(bus) == {"a", "b"}
+        (refused,) = attached.refused
+        assert refused.name == "dear"
+        assert says in refused.error
+
+
+class Account:
+    """A catalog in which budgets judge what accounts declare."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.registry = Registry()
+        self.budgets = PeerBudgets(self.registry, Policy(), limits, LoopShare(lambda: False))
+        self.limits = limits
+        self.read: Callable[..., CompiledTool] = self.budgets.read
+        self.peers: dict[str, Peer] = {}
+
+    async def declare(self, account: str, source: str, *tools: pb.Tool) -> list[str]:
+        """Declares tools; returns the names of those that were refused."""
+        peer = self.peers.setdefault(source, Peer(self.limits, 0.0))
+        peer.source = source
+        refused: list[str] = []
+
+        def work() -> None:
+            for message in tools:
+                try:
+                    self.registry.register(peer, [self.read(message, self.limits)])
+                except InvalidTool:
+                    refused.append(message.name)
+
+        await self.budgets.declare(Declaring(account, source, False, tools), work)
+        return refused
+
+    def lose(self, source: str) -> None:
+        self.registry.clear(source)
+
+
+def fitting(count: int) -> int:
+    """Returns how many properties tools may have of which so many just fit."""
+    return (ROOM // count - TOOL_BYTES) // TIMES // len('"a000_000": {"type": "string"}, ') - 4
+
+
+async def test_the_same_tools_may_be_declared_again_and_again() -> None:
+    account = Account()
+    tools = [wide(f"a{number}", fitting(4)) for number in range(4)]
+    for _ in range(3):
+        assert not await account.declare("x", "x", *tools)
+        assert not await account.declare("x", "x", tools[1])
+    assert await account.declare("x", "x", wide("more", 200)) == ["more"]
+
+
+async def test_the_sources_of_one_identity_share_its_memory_and_give_it_back() -> None:
+    account = Account()
+    tools = [wide(f"a{number}", fitting(4)) for number in range(4)]
+    assert not await account.declare("identity i", "one", *tools)
+    assert await account.declare("identity i", "two", wide("b", 200)) == ["b"]
+    assert not await account.declare("identity j", "other", wide("b", 200))
+    account.lose("one")
+    assert not await account.declare("identity i", "two", wide("b", 200))
+
+
+async def test_all_accounts_together_have_a_bound_too() -> None:
+    account = Account()
+    for number in range(2):
+        tools = [wide(f"a{number}{each}", fitting(4)) for each in range(4)]
+        assert not await account.declare(f"identity {number}", f"s{number}", *tools)
+    assert await account.declare("identity 3", "s3", wide("b", 1500)) == ["b"]
+    account.lose("s1")
+    assert not await account.declare("identity 3", "s3", wide("b", 1500))
+
+
+async def test_two_requests_of_one_account_do_not_use_the_same_room() -> None:
+    account = Account()
+    requests = [
+        account.declare("x", f"s{number}", *(wide(f"a{number}{each}", fitting(4)) for each in range(4)))
+        for number in range(3)
+    ]
+    refused = await asyncio.gather(*requests)
+    assert [len(each) for each in refused] == [0, 4, 4]
+
+
+async def test_many_tools_are_read_beside_the_loop_which_goes_on_meanwhile() -> None:
+    account, turns = Account(Limits()), 0
+
+    async def beat() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beating = asyncio.create_task(beat())
+    assert not await account.declare("x", "x", *(wide(f"a{number}", 300) for number in range(20)))
+    beating.cancel()
+    assert turns > 10
