@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest_asyncio
 
 from tests.contract.callers import CALLERS
 from tests.parts.mcp.server.http_client import HttpClient
+from tests.support.processes import environment
 from tests.support.waiting import until, within
 from toolbus import Bus
 from toolbus.bus.calls.call_records import RecordFilter
+from toolbus.bus.local import LocalCaller
 from toolbus.bus.serve_settings import settle
 from toolbus.errors import Code, InvalidRequest, SetupError
 from toolbus.functions.reply import Reply, image
@@ -27,6 +30,7 @@ from toolbus.parts.handles.settings import ResultRules
 from toolbus.protocol.tool import Result
 from toolbus.sdk import CallContext
 from toolbus.testing import running_bus
+from toolbus.v1 import tool_pb2 as pb
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -303,6 +307,109 @@ async def test_results_end_with_their_time_and_are_bounded_in_number(tmp_path: P
     many = store_of(None)
     uris = [put(many, b"x") for _ in range(MAX_STORED + 1)]
     assert (got(many, uris[0]), got(many, uris[-1])) == (None, b"x")
+
+
+KILLED = """
+import asyncio, itertools, sys
+from pathlib import Path
+from toolbus.parts.handles.settings import ResultRules
+from toolbus.testing import running_bus
+
+async def main():
+    rules = ResultRules(above=4_096, memory_bytes=30_000)
+    async with running_bus(results=rules, data_dir=Path(sys.argv[1])) as bus:
+        @bus.tool
+        def many(number: int) -> str:
+            return f"{number} " * 5_000
+        for number in itertools.count():
+            result = await bus.call("many", {"number": number})
+            (link,) = [each.resource_link.uri for each in result.content if each.HasField("resource_link")]
+            print(number, link, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_after_a_kill_each_handle_has_the_right_bytes_or_is_gone(tmp_path: Path) -> None:
+    words = (sys.executable, "-c", KILLED, str(tmp_path))
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=environment({}))
+    assert process.stdout is not None
+    lines = [await within(process.stdout.readline()) for _ in range(40)]
+    process.kill()  # while it writes
+    await process.wait()
+    (tmp_path / "results" / "unfinished.new").write_bytes(b"{")
+    async with running_bus(results=ResultRules(above=4_096), data_dir=tmp_path) as bus:
+        states = []
+        for line in lines:
+            number, handle = line.decode().split()
+            result = await call_locally(bus, handle)
+            states.append(result.error is None)
+            assert result.error is not None or result.output["text"].startswith(f"{number} " * 500), number
+        assert True in states  # those in files
+        assert states[-1] is False  # the newest was in memory
+
+
+async def call_locally(bus: Bus, handle: str) -> Result:
+    return await within(bus.call("toolbus:read_result", {"handle": handle, "lines": "1"}))
+
+
+async def test_a_stream_is_stored_as_it_comes_and_its_handle_then_stands_for_the_whole(tmp_path: Path) -> None:
+    going_on = asyncio.Event()
+    async with running_bus(results=ResultRules(above=4_096), data_dir=tmp_path) as bus:
+
+        @bus.tool
+        async def stream(scope: ToolScope, fails: bool = False) -> str:
+            for _ in range(50):
+                scope.progress(chunk="x" * 100)
+            await going_on.wait()
+            if fails:
+                raise ValueError("it broke")
+            return "x" * 5_000 + "end"
+
+        async def begin(**arguments: Any) -> tuple[asyncio.Task[Result], str]:
+            seen: list[str] = []
+            caller = LocalCaller("host", bus.dispatcher)
+            message = pb.ToolCall(name="stream", arguments_json=json.dumps(arguments))
+            task = asyncio.create_task(caller.call(message, lambda progress: seen.append(progress.message)))
+            await until(lambda: any(seen), "the handle")
+            (text,) = filter(None, seen)
+            return task, text.rpartition(" ")[2]
+
+        async def read_it(handle: str) -> str:
+            message = pb.ToolCall(name="toolbus:read_result", arguments_json=json.dumps({"handle": handle}))
+            result = await within(LocalCaller("host", bus.dispatcher).call(message))
+            return str(result.output["text"] if result.error is None else result.text)
+
+        task, handle = await begin()
+        assert set((await read_it(handle)).replace("\n", "")) == {"x"}
+        going_on.set()
+        done = await within(task)
+        assert [each.resource_link.uri for each in done.content if each.HasField("resource_link")] == [handle]
+        assert (await read_it(handle)).endswith("end")
+        going_on.clear()
+        task, handle = await begin(fails=True)
+        going_on.set()
+        failed = await within(task)
+        assert failed.is_error
+        assert [each.resource_link.uri for each in failed.content if each.HasField("resource_link")] == [handle]
+        assert "x" * 100 in await read_it(handle)
+        going_on.clear()
+        task, cut = await begin()
+        task.cancel()
+        assert "x" * 100 in await read_it(cut)  # also of a call that never had a result
+
+
+async def test_a_stream_beyond_a_quota_is_dropped_and_the_result_still_comes() -> None:
+    async with running_bus(results=ResultRules(above=4_096, user_bytes=8_000)) as bus:
+
+        @bus.tool
+        async def stream(scope: ToolScope) -> str:
+            for _ in range(100):
+                scope.progress(chunk="x" * 100)
+            return "small"
+
+        result = await within(bus.call("stream"))
+        assert (result.output, list(result.content)) == ("small", [])
 
 
 async def test_a_restarted_bus_serves_handles_of_before(tmp_path: Path) -> None:

@@ -720,7 +720,7 @@ class Dispatcher:
                 continue
             if tripwire is not None:
                 tripwire.clear_progress(call.entry.name, message)
-            for each in self.interceptors:
+            for each in reversed(self.interceptors):
                 each.progress(call, message)
             if call.trace is not None and not call.accepted:
                 call.trace.first_sign = now

@@ -13,6 +13,8 @@ from toolbus.errors import SetupError
 from toolbus.parts.dropin.file_loader import is_shared, tool_files
 from toolbus.parts.dropin.manifest import FILE, grant, load_manifest, write_file
 
+JAVASCRIPT = "javascript"  # the folder of the tools that need this extra
+
 
 @dataclass(frozen=True, slots=True)
 class Bundled:
@@ -24,6 +26,7 @@ class Bundled:
         files: to be copied, relative to its folder and in this order: data, helpers, the file itself.
         helpers: those of them that it imports.
         grants: its entry in the manifest.
+        home: its folder.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Bundled:
     files: tuple[str, ...]
     helpers: tuple[str, ...]
     grants: Mapping[str, Any]
+    home: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ def bundled() -> list[Bundled]:
     """
     home = _home()
     entries = json.loads((home / FILE).read_text("utf-8"))["files"]
-    return [_bundled(home, file, entries.get(file, {})) for file in tool_files(home) if not is_shared(file)]
+    files = [(each, file) for each in (home, home / JAVASCRIPT) for file in tool_files(each) if not is_shared(file)]
+    return [_bundled(each, file, entries.get(file, {})) for each, file in sorted(files, key=lambda pair: pair[1])]
 
 
 def add(tool: Bundled, folder: Path, *, force: bool = False) -> Added:
@@ -69,7 +74,7 @@ def add(tool: Bundled, folder: Path, *, force: bool = False) -> Added:
         SetupError: a file there differs, and `force` is False; then nothing is changed. The manifest is broken, or the
             folder cannot be written.
     """
-    home = _home()
+    home = tool.home
     if folder.exists() and not folder.is_dir():
         raise SetupError(f"{folder} is not a folder: name another one with --dir")
     try:
@@ -114,7 +119,7 @@ def _bundled(home: Path, file: str, grants: Mapping[str, Any]) -> Bundled:
     helpers = tuple(f"{name}.py" for name in imported if (home / f"{name}.py").is_file())
     data = tuple(path for path in grants.get("read", ()) if (home / path).is_file())
     about = (ast.get_docstring(parsed) or "").partition("\n")[0].replace("`", "")
-    return Bundled(file.removesuffix(".py"), about, (*data, *helpers, file), helpers, grants)
+    return Bundled(file.removesuffix(".py"), about, (*data, *helpers, file), helpers, grants, home)
 
 
 def _state(bundled_file: Path, target: Path) -> str:

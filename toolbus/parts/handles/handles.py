@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from toolbus.bus.access.identity import Principal
@@ -42,6 +43,7 @@ class Handles:
         self._dispatcher = dispatcher
         self._policy = policy
         self.counts = {"results": 0, "arguments": 0}
+        self._streams: dict[str, Stream] = {}  # the outputs that come in chunks, by the id of the call
 
     def __repr__(self) -> str:
         return f"<Handles {self._store!r}>"
@@ -52,6 +54,9 @@ class Handles:
         """Shortens the large ones of some results."""
         results = list(results)
         for result in results:
+            stream = self._streams.pop(result.call_id, None) if self._streams else None
+            if stream is not None and stream.stored is not None:
+                self._end_stream(stream, result)
             if (len(result.output_json) > self._least or result.content) and not result.is_error:
                 call: Call | None = handler.pending.get(result.call_id)
                 if call is not None and call.active and call.parent is None:  # tools get whole results
@@ -59,13 +64,62 @@ class Handles:
         return results
 
     def progress(self, call: Call, message: pb.ToolProgress) -> None:
-        """Leaves progress as it is."""
+        """Stores the chunks of an output as they come, once they are large: its caller can read them before its end."""
+        if not message.output_chunk or call.parent is not None:
+            return
+        bound = self._bound_of(call)
+        if not bound or self._policy.is_untrusted(call.entry.source):  # a secret may be in two chunks
+            return
+        stream = self._streams.setdefault(call.id, Stream(call))
+        chunk = message.output_chunk.encode()
+        if stream.stored is not None:
+            if not stream.is_lost:
+                stream.is_lost = not self._store.grow(stream.stored, chunk)
+            return
+        stream.pieces.append(chunk)
+        stream.size += len(chunk)
+        if stream.size > bound:
+            stream.stored = self._add(_owner(call), call, TEXT_TYPE, b"")
+            stream.is_lost = stream.stored is None or not self._store.grow(stream.stored, b"".join(stream.pieces))
+            stream.pieces.clear()
+            if not stream.is_lost and stream.stored is not None and not message.message:
+                message.message = f"the output is stored as it comes: {stream.stored.uri}"
+
+    def sweep(self) -> None:
+        """Completes the streams of calls that have ended without a result; what had come can still be read."""
+        for id, stream in list(self._streams.items()):
+            if not stream.call.active:
+                del self._streams[id]
+                if stream.stored is not None and isinstance(stream.stored.content, bytearray):
+                    self._store.finish(stream.stored, bytes(stream.stored.content))
+
+    def _end_stream(self, stream: Stream, result: pb.ToolResult) -> None:
+        """Completes what came in chunks: by the whole output, which its handle then stands for, or for a failure."""
+        stored, call = stream.stored, stream.call
+        assert stored is not None  # only such streams are ended
+        content = bytes(stored.content) if isinstance(stored.content, bytearray) else b""
+        text, mime_type = _text_of(result.output_json)
+        if not result.is_error and mime_type == TEXT_TYPE:
+            content = text.encode()
+        self._store.finish(stored, content)
+        if result.is_error and not stream.is_lost:
+            result.content.append(_link(stored))
+        elif not stream.is_lost and content and mime_type == TEXT_TYPE and len(content) > self._bound_of(call):
+            result.output_json = json.dumps(_beginning(text, stored))
+            result.content.append(_link(stored))
+            self.counts["results"] += 1
+
+    def _bound_of(self, call: Call) -> int:
+        """Returns above which size a result of a call becomes a handle; 0: never."""
+        entry = call.entry
+        if is_operators(entry.source) or call.declaration.tool.output_schema_json:
+            return 0  # a caller that knows the output's schema relies on it
+        return self._rules.bound(entry.name, entry.source)
 
     def _shorten(self, call: Call, result: pb.ToolResult) -> None:
-        entry, declaration = call.entry, call.declaration
-        bound = self._rules.bound(entry.name, entry.source)
-        if not bound or is_operators(entry.source) or declaration.tool.output_schema_json:
-            return  # a caller that knows the output's schema relies on it
+        entry, bound = call.entry, self._bound_of(call)
+        if not bound:
+            return
         texts = [len(result.output_json), *(block.ByteSize() for block in result.content)]
         if max(texts) <= bound and len(result.output_json.encode()) <= bound:
             return
@@ -73,7 +127,7 @@ class Handles:
         is_untrusted = tripwire is not None and self._policy.is_untrusted(entry.source)
         if is_untrusted and tripwire.check_result(entry.name, result) is not None:  # type: ignore[union-attr]
             return  # it is blocked later, with all of it
-        owner = owner_of(call.context.user_id if call.context is not None else "", call.caller.principal.account)
+        owner = _owner(call)
         links: list[pb.ContentBlock] = []
         blocks = list(Result.from_wire(result).content_beside_output())  # without repeats of the output
         text, mime_type = _text_of(result.output_json)
@@ -160,6 +214,28 @@ class Handles:
             arguments[name] = json.loads(content) if is_value else content
             self.counts["arguments"] += 1
         return json.dumps(arguments, separators=(",", ":"))
+
+
+@dataclass(slots=True)
+class Stream:
+    """The output of a call that comes in chunks.
+
+    Attributes:
+        pieces: what has come, until it is large enough to be stored.
+        size: of these, in bytes.
+        stored: where further chunks go; None before.
+        is_lost: whether it was dropped for a quota.
+    """
+
+    call: Call
+    pieces: list[bytes] = field(default_factory=list)
+    size: int = 0
+    stored: Stored | None = None
+    is_lost: bool = False
+
+
+def _owner(call: Call) -> str:
+    return owner_of(call.context.user_id if call.context is not None else "", call.caller.principal.account)
 
 
 def _takes_text(schema: Any) -> bool:

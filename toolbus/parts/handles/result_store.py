@@ -51,9 +51,9 @@ class Stored:
         source, tool: whose result it is.
         mime_type: of the content.
         size: of the content, in bytes.
-        digest: SHA-256 of the content.
+        digest: SHA-256 of the content; "" while that grows.
         expires: seconds since the epoch.
-        content: None where it is in a file.
+        content: None where it is in a file; a `bytearray` grows.
     """
 
     id: str
@@ -64,7 +64,7 @@ class Stored:
     size: int
     digest: str
     expires: float
-    content: bytes | None = None
+    content: bytes | bytearray | None = None
 
     @property
     def uri(self) -> str:
@@ -111,8 +111,9 @@ class ResultStore:
     async def close(self) -> None:
         """Writes what is in memory to files."""
         for stored in list(self._stored.values()):
-            if stored.content is not None:
-                self._spill(stored)
+            if isinstance(stored.content, bytearray):
+                self.finish(stored, bytes(stored.content))
+            self._spill(stored)
         await asyncio.gather(*self._writing.values())
 
     def add(self, owner: str, source: str, tool: str, mime_type: str, content: bytes) -> Stored | None:
@@ -126,22 +127,49 @@ class ResultStore:
         if size > min(rules.user_bytes, rules.source_bytes, room):
             return None
         self.expire()
-        self._make_room(("owner", owner), lambda each: each.owner == owner, rules.user_bytes - size)
-        self._make_room(("source", source), lambda each: each.source == source, rules.source_bytes - size)
+        self._make_room_beside(owner, source, size)
         digest, expires = hashlib.sha256(content).hexdigest(), self._clock() + rules.ttl_seconds
         stored = Stored(secrets.token_urlsafe(16), owner, source, tool, mime_type, size, digest, expires, content)
         self._stored[stored.id] = stored
         self._count(stored, size)
+        self._keep_within()
+        return stored if stored.id in self._stored else None
+
+    def grow(self, stored: Stored, more: bytes) -> bool:
+        """Appends to a result that is not complete; False if it is dropped, since it is larger than a quota."""
+        rules, size = self._rules, stored.size + len(more)
+        if stored.id in self._stored and size > min(rules.user_bytes, rules.source_bytes, rules.memory_bytes):
+            self._drop(stored)
+        if stored.id not in self._stored or stored.content is None:
+            return False
+        if not isinstance(stored.content, bytearray):
+            stored.content, stored.digest = bytearray(stored.content), ""
+        stored.content += more
+        self._count(stored, len(more))
+        stored.size = size
+        self._make_room_beside(stored.owner, stored.source, 0)
+        self._keep_within()
+        return stored.id in self._stored
+
+    def finish(self, stored: Stored, content: bytes) -> None:
+        """Completes a result that grew."""
+        if stored.id in self._stored and isinstance(stored.content, bytearray):
+            self._count(stored, len(content) - stored.size)
+            stored.content, stored.size, stored.digest = content, len(content), hashlib.sha256(content).hexdigest()
+            self._keep_within()
+
+    def _keep_within(self) -> None:
+        """Moves the oldest results from memory into files, or drops them, until the bounds of all are kept."""
+        rules = self._rules
         if self._folder is None:
             self._make_room(_IN_MEMORY, lambda each: True, rules.memory_bytes)
         else:
             self._make_room(_IN_FILES, lambda each: each.content is None, rules.disk_bytes)
             held = iter(list(self._stored.values()))
-            while self._bytes[_IN_MEMORY] > rules.memory_bytes:
-                self._spill(next(held))
+            while self._bytes[_IN_MEMORY] > rules.memory_bytes and (each := next(held, None)) is not None:
+                self._spill(each)
         while len(self._stored) > MAX_STORED:
             self._drop(next(iter(self._stored.values())))
-        return stored if stored.id in self._stored else None
 
     def find(self, handle: str, owner: str) -> Stored:
         """Returns a result of an owner.
@@ -162,7 +190,7 @@ class ResultStore:
         """
         content = stored.content
         if content is not None:
-            return content
+            return bytes(content)
         try:
             content = self._path(stored).read_bytes().partition(b"\n")[2]
         except OSError:
@@ -181,6 +209,12 @@ class ResultStore:
         """Adds to what is held; what is being written counts as written."""
         place = _IN_MEMORY if stored.content is not None and stored.id not in self._writing else _IN_FILES
         self._bytes.update(dict.fromkeys((place, ("owner", stored.owner), ("source", stored.source)), size))
+
+    def _make_room_beside(self, owner: str, source: str, size: int) -> None:
+        """Drops the oldest results of an owner and of a source until so many bytes more fit into their quotas."""
+        rules = self._rules
+        self._make_room(("owner", owner), lambda each: each.owner == owner, rules.user_bytes - size)
+        self._make_room(("source", source), lambda each: each.source == source, rules.source_bytes - size)
 
     def _make_room(self, what: tuple[str, str], counts: Callable[[Stored], bool], most: int) -> None:
         """Drops the oldest of some results until the rest has no more than ``most`` bytes."""
@@ -203,7 +237,7 @@ class ResultStore:
     def _spill(self, stored: Stored) -> None:
         """Moves a result into a file; until that is written, it is read from memory."""
         content = stored.content
-        if self._folder is None or content is None or stored.id in self._writing:
+        if self._folder is None or not isinstance(content, bytes) or stored.id in self._writing:
             return
         task = asyncio.get_running_loop().create_task(self._write(stored, content), name="toolbus handles")
         self._count(stored, -stored.size)

@@ -113,6 +113,7 @@ class HandlesRoom(Room):
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._store.expire()
+            self._handles.sweep()
 
     @llm_tool(
         description="Reads more of a large result. Use it when a tool answered with the beginning of a result and a "

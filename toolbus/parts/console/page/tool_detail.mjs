@@ -1,6 +1,7 @@
 // Draws one tool: what it declares, how it fares, its last calls, and a form to try it.
 
 import { html, useEffect, useState } from "./html.mjs";
+import { admin } from "./api.mjs";
 import { Ago, DetailHead, Facts, Failed, Nothing, Outcome, Panel } from "./parts.mjs";
 import { Output, readJson } from "./result_view.mjs";
 import { link } from "./router.mjs";
@@ -41,7 +42,7 @@ export function ToolDetail({ source, name, query }) {
       ${tool && html`<${Warnings} tool=${tool} />${tool.description && html`<p class="any description" dir="auto">${shownLines(tool.description)}</p>`}<${Try} tool=${tool} query=${query} />`}
       ${done && !tool && !error && html`<${Nothing} title="This tool is not there">No source offers it now, or not to you.<//>`}
       <${Figures} source=${source} name=${name} />
-      ${tool && html`<${About} tool=${tool} /><${Schemas} tool=${tool} />`}
+      ${tool && html`<${Overlay} name=${tool.name} revision=${revision} /><${About} tool=${tool} /><${Schemas} tool=${tool} />`}
       <${LastCalls} source=${source} name=${name} />
     </div>`;
 }
@@ -70,6 +71,20 @@ function Figures({ source, name }) {
     </div>
     <div class="inside"><${Sparkline} kind="wide" values=${historyOf(counts)} label="calls a second, the last minute" /></div>
   <//>`;
+}
+
+/** Draws what the operator's overlay changes, and what the author declares; nothing for those who may not know. */
+function Overlay({ name, revision }) {
+  const [why, setWhy] = useState("");
+  useEffect(() => {
+    const gone = new AbortController();
+    admin("explain", { tool: name }, { signal: gone.signal }).then(
+      ({ steps }) => setWhy(steps.find(({ step }) => step === "overlay")?.why ?? ""),
+      (error) => error.name === "AbortError" || setWhy(""),
+    );
+    return () => gone.abort();
+  }, [name, revision]);
+  return why && html`<${Panel} title="Overlay"><p class="inside any" dir="auto">${shownLines(why)}</p><//>`;
 }
 
 function About({ tool }) {
