@@ -5,6 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+# The versions with which all tests passed, so that a release of a dependency breaks no clone. Empty takes the newest.
+CONSTRAINTS ?= constraints.txt
 PROTOS := proto/toolbus/v1/*.proto
 STUBS := toolbus/v1
 # Processes that run the tests, two more than a small machine has cores, since many tests wait; 0 runs them in this one
@@ -33,8 +35,13 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help run test test-all conformance clients client-matrix mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos try-buses fuzz overload soak hostile lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean vendor settings
+=======
+.PHONY: help run test test-all conformance clients client-matrix mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos try-buses fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: docs clean vendor settings dist sbom test-newest constraints
+>>>>>>> 371417f9 (Pin the versions that the tests passed with; build wheel and sdist, try both in empty environments, and write their bill of materials)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -161,6 +168,20 @@ docs: $(VENV)/docs.stamp ## build the site of the documentation into site/; a br
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "the documentation is in site/index.html; its search needs a server: $(BIN)/python -m http.server --directory site"
 
+dist: $(VENV)/release.stamp ## build wheel and sdist into dist/, and try both in empty environments
+	@rm -rf dist && $(BIN)/python -m build --outdir dist . >/dev/null
+	@$(BIN)/python -m tests.support.packages $(CONSTRAINTS:%=--constraint %) dist/*.whl dist/*.tar.gz
+
+sbom: $(VENV)/release.stamp ## write what the wheel with all extras for users brings along into dist/toolbus.cdx.json (CycloneDX)
+	@$(BIN)/python -m tests.support.packages $(CONSTRAINTS:%=--constraint %) --sbom dist/toolbus.cdx.json
+
+test-newest: ## run the tests of everything with the newest versions of all dependencies, in .venv-newest
+	@$(MAKE) --no-print-directory test-all VENV=.venv-newest CONSTRAINTS=
+
+constraints: ## write the versions of .venv-newest into constraints.txt, once make test-newest has passed
+	@$(MAKE) --no-print-directory .venv-newest/dev.stamp .venv-newest/bench.stamp .venv-newest/release.stamp VENV=.venv-newest CONSTRAINTS=
+	@{ sed -n '/^#/p' constraints.txt; .venv-newest/bin/python -m pip freeze --exclude-editable --disable-pip-version-check | grep '=='; } >constraints.new && mv constraints.new constraints.txt
+
 clean: ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -184,19 +205,22 @@ $(BIN)/python:
 # One stamp for each set of packages; what the tests need includes what the demo needs.
 define install
 	@echo "Installing what $(2) needs into $(VENV) (the first time takes a minute) …"
-	@$(PIP) install --editable '.[$(1)]'
+	@$(PIP) install --editable '.[$(1)]' $(CONSTRAINTS:%=--constraint %)
 	@touch $@
 endef
 
-$(VENV)/run.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/run.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(call install,server$(comma)examples,the demo)
 
-$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(call install,dev,development)
 	@touch $(VENV)/run.stamp $(VENV)/docs.stamp
 
-$(VENV)/docs.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/docs.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(call install,docs,the documentation)
 
-$(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/bench.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(call install,server$(comma)keys$(comma)bench,the benchmark)
+
+$(VENV)/release.stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(call install,server$(comma)release,a release)

@@ -9,6 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.docs.pages import ROOT, TEXTS
 from tests.support.waiting import HANG_SECONDS
@@ -42,3 +44,28 @@ def test_an_example_installs_its_checkout_and_serves_no_folder_of_sources(page: 
     assert "pip install 'toolbus" not in text
     assert "pip install toolbus" not in text
     assert "--tools-dir examples" not in text
+
+
+def test_each_dependency_has_a_version_that_the_tests_passed_with_within_its_bounds() -> None:
+    """A clone works on the day on which a dependency changes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pinned = {
+        canonicalize_name(name): version
+        for name, found, version in (line.partition("==") for line in lines if not line.startswith("#"))
+        if found
+    }
+    declared = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    requirements = [Requirement(each) for each in declared]
+    outside = {
+        str(each): pinned.get(canonicalize_name(each.name))
+        for each in requirements
+        if each.name != "toolbus"
+        and not each.specifier.contains(pinned.get(canonicalize_name(each.name), "0"), prereleases=True)
+    }
+    assert not outside, "run: make test-newest constraints"
+    assert len(pinned) > 100
+    assert all("/" not in line for line in lines if not line.startswith("#"))
