@@ -35,13 +35,8 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
 .PHONY: help run test test-all conformance clients client-matrix mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos try-buses fuzz overload soak hostile lint types proto proto-check wire-image coverage bench
-.PHONY: docs clean vendor settings
-=======
-.PHONY: help run test test-all conformance clients client-matrix mutants mcp-conformance mcp-clients thorough browser console-test console-pictures lab-test crash rotation network chaos try-buses fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean vendor settings dist sbom test-newest constraints
->>>>>>> 371417f9 (Pin the versions that the tests passed with; build wheel and sdist, try both in empty environments, and write their bill of materials)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
