@@ -6,7 +6,6 @@ A schema with thousands of properties or dear patterns takes as long as hundreds
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from toolbus.bus.catalog.entry import CompiledTool, Entry
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.catalog_messages import read_tool
+from toolbus.common.beside_loop import beside_loop
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
 from toolbus.errors import InvalidTool
@@ -29,7 +29,6 @@ from toolbus.v1 import tool_pb2 as pb
 
 Answer = TypeVar("Answer")
 CHUNK_BYTES = 32 * 1024  # of declarations that are read before it is the turn of others
-SWITCH_SECONDS = 0.0005  # that the thread keeps the interpreter from the loop; by default it is ten times as long
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 READ_SHARE, READ_BURST_SECONDS = 0.1, 0.25  # of the time, for the tools of one account; at once, after a rest
 TOOL_BYTES, TIMES = 6 * 1024, 4  # what a tool takes in memory, about: so much, and its texts so many times
@@ -169,17 +168,13 @@ class PeerBudgets(Budgets):
     def _read_all(self, declaring: Declaring, messages: list[pb.Tool]) -> tuple[dict[bytes, Read], float]:
         """Reads tools; on the thread. Returns them, and how long that took."""
         began, read, trusted = time.thread_time(), dict[bytes, Read](), not self._policy.is_untrusted(declaring.source)
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_SECONDS)
-        try:
+        with beside_loop():
             for message in messages:
                 try:
                     tool: Read = read_tool(message, self._schemas, qualified=declaring.qualified, hints_trusted=trusted)
                 except InvalidTool as fault:
                     tool = fault
                 read[message.SerializeToString()] = tool
-        finally:
-            sys.setswitchinterval(interval)
         return read, time.thread_time() - began
 
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from toolbus.bus.audit import Audit
@@ -92,12 +93,20 @@ def prompt_subject(name: str) -> str:
 
 
 def subjects_of(
-    tools: Iterable[Mapping[str, Any]], prompts: Iterable[Mapping[str, Any]] = (), instructions: str = ""
+    tools: Iterable[Mapping[str, Any]],
+    prompts: Iterable[Mapping[str, Any]] = (),
+    instructions: str = "",
+    texts: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Returns the canonical text of each declaration of a server, by subject; of equal names the first."""
+    """Returns the canonical text of each declaration of a server, by subject; of equal names the first.
+
+    Args:
+        texts: those of tools that are known already, by the identity of the declaration.
+    """
     seen: dict[str, str] = {}
     for declaration in tools:
-        seen.setdefault(tool_subject(str(declaration.get("name"))), canonical(declaration))
+        text = texts.get(id(declaration)) or canonical(declaration)
+        seen.setdefault(tool_subject(str(declaration.get("name"))), text)
     for declaration in prompts:
         seen.setdefault(prompt_subject(str(declaration.get("name"))), canonical(declaration, _PROMPT))
     if instructions:

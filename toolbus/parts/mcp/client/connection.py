@@ -303,22 +303,23 @@ class McpConnection:
 
     # -- messages of the server (`Receiver`) ---------------------------------------------------------------------------
 
-    def received(self, data: bytes, stream: str = "") -> None:
-        """Takes one message of the server."""
+    def received(self, data: bytes, stream: str = "") -> bool:
+        """Takes one message of the server; returns whether nobody asked for it."""
         if self.closed_why is not None:
-            return
+            return True
         self._useless += 1
         try:
             message = jsonrpc.decode(data)
         except RpcError as error:
             self._log_bad(data, error.message)
             self._check_useless(data)
-            return
+            return True
         try:
             self.activity()
             self._take(message, stream)
         except Exception:  # a bug of the bus: other requests must continue
             log.exception("%s: internal error with %.80r of the server", self._name, message.method or "a response")
+        return bool(message.method or self._useless)
 
     def _take(self, message: JsonRpcMessage, stream: str) -> None:
         method, request = message.method, message.id

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -115,6 +116,7 @@ def memory_of_group(group: int) -> int:
 
 log = logging.getLogger("toolbus.mounts")
 
+MAX_RELIST_SECONDS, RESTS = 30.0, 20  # the longest pause before lists are read again; times the last, which ends it
 MAX_LOGGED = 500  # characters of a server's own log message in the log of the bus
 
 FIX_FAILED = "correct its entry, or run `toolbus mounts restart {name}`"
@@ -192,6 +194,7 @@ class Mount:
         self._over = asyncio.Event()  # set when the running server has ended, or has to end
         self._deadline: asyncio.Timeout | None = None  # of a start; None while no server starts
         self._began = 0.0  # when that start began
+        self._listed_at, self._relist_pause = -math.inf, 0.0  # when lists were read again, and after which pause
         self._relisting: asyncio.Task[None] | None = None  # reads changed lists again; None while none changed
         self._stale: set[str] = set()  # kinds of changed lists
         self._changing_era: asyncio.Task[None] | None = None  # waits to speak the older era; None before the first
@@ -501,11 +504,16 @@ class Mount:
     async def _relist(self, connection: McpConnection) -> None:
         try:
             while self._stale and connection.peer is not None:
-                await asyncio.sleep(self._timings.relist_seconds)
+                # A server whose lists change all the time is read less and less often.
+                rested = time.monotonic() - self._listed_at > RESTS * self._relist_pause
+                least = self._timings.relist_seconds
+                self._relist_pause = least if rested else min(2 * self._relist_pause, max(MAX_RELIST_SECONDS, least))
+                await asyncio.sleep(self._relist_pause)
                 kinds, self._stale = tuple(self._stale), set()
                 async with asyncio.timeout(self._timings.start_seconds):
                     listing = await read_lists(connection, connection.peer, kinds)
                 await self.offer.take(connection.peer, listing)
+                self._listed_at = time.monotonic()
                 self._show_live()
         except (Lost, Busy, RpcError, TimeoutError) as error:
             log.warning("mount %s: its lists could not be read again: %s", self.name, _explain(error))

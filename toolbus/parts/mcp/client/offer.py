@@ -26,6 +26,7 @@ from toolbus.bus.catalog.schema import compile_output_schema, compile_schema
 from toolbus.bus.core import Core
 from toolbus.bus.storage.database import checksum_of, time_bytes
 from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, earlier_database
+from toolbus.common.beside_loop import beside_loop
 from toolbus.common.text import clean_line, dump_json, list_names, mark_unsafe, quote
 from toolbus.errors import InvalidTool
 from toolbus.parts.mcp.client.calls import MountHandler
@@ -76,6 +77,8 @@ class MountOffer:
         self._notices: dict[str, tuple[str, ...]] = {}  # about its lists, by method
         self._broken: dict[str, str] = {}  # why the output schema of a tool is not offered, by our name
         self._circles: tuple[str, ...] = ()  # what is left out because of the buses that it came through
+        self._tools: dict[bytes, ReadTool] = {}  # its tools by digest
+        self._beyond: tuple[Left, ...] = ()  # tools that would take too much memory
         self._may_offer = True  # whether the source had permission when its tools were last offered
 
     def __repr__(self) -> str:
@@ -128,6 +131,7 @@ class MountOffer:
     async def take(self, peer: ServerInfo, listing: ServerLists) -> None:
         """Offers the current declarations of the server, and stores them; lists that were not read stay as they are."""
         entry, lists = self._entry, {**self.lists, **listing.entries}
+        lists["tools"] = await self._read(lists.get("tools", []))
         self._notices.update(listing.notices)
         if lists.get("tools") != self.lists.get("tools"):
             self._broken.clear()
@@ -140,6 +144,37 @@ class MountOffer:
                 await asyncio.to_thread(self._manifest.save, entry.name, entry.command_digest, stored)
             except WriteFailed as error:
                 log.error("the declarations of mount %s could not be stored: %s", entry.name, error)
+
+    async def _read(self, tools: Sequence[Any]) -> list[Any]:
+        """Reads tools on a thread, in a part of the time; returns those that fit, unchanged ones as they were before.
+
+        What a server lists may take seconds to compile, and many times its size in memory.
+        """
+        limit, held, spent = self._core.config.limits.declared_bytes_per_source, 0, 0.0
+        read: dict[bytes, ReadTool] = {}
+        beyond: list[Left] = []
+        fit: list[Any] = []
+        for declaration in tools:
+            if not isinstance(declaration, dict):
+                fit.append(declaration)
+                continue
+            each, seconds = await asyncio.to_thread(
+                _read_tool, self._entry, declaration, self._core.config.limits, self._tools
+            )
+            if held + each.size > limit:
+                why = (
+                    f"the tools before it take what declared_bytes_per_source = {limit} allows: choose some with allow"
+                )
+                beyond.append(Left(str(declaration.get("name")), why))
+                continue
+            held += each.size
+            read[each.digest] = each
+            fit.append(each.declaration)
+            spent += seconds
+            if spent > READ_BURST_SECONDS:
+                await asyncio.sleep(seconds / READ_SHARE)
+        self._tools, self._beyond = read, tuple(beyond)
+        return fit
 
     async def review_again(self) -> None:
         """Offers the same declarations again, after an approval."""
@@ -177,10 +212,12 @@ class MountOffer:
         if not self._may_offer:
             self.declared = Declared(left=(Left("all", f"source {entry.name!r} may not offer tools: grant it"),))
             tools = []
-        key = (tools, blocked, frozenset(self._broken))
+        key = (tools, blocked, frozenset(self._broken), self._beyond)
         if self._offered is None or self._offered != key:
             if self._may_offer:
-                self.declared = tools_of(entry, tools, self._core.config.limits, blocked, self._broken)
+                items = {id(each.declaration): each.item for each in self._tools.values() if each.item is not None}
+                declared = tools_of(entry, tools, self._core.config.limits, blocked, self._broken, items=items)
+                self.declared = replace(declared, left=(*declared.left, *self._beyond))
             self._register()
             self._offered = key
         prompts = [each for each in lists.get("prompts", ()) if _prompt_subject(each) not in blocked]
@@ -241,7 +278,8 @@ class MountOffer:
         tools, prompts = (
             [each for each in lists.get(kind, ()) if isinstance(each, dict)] for kind in ("tools", "prompts")
         )
-        seen = pins.subjects_of(tools, prompts, peer.instructions)
+        texts = {id(each.declaration): each.canonical for each in self._tools.values()}
+        seen = pins.subjects_of(tools, prompts, peer.instructions, texts)
         known = self._manifest.fingerprints(entry.name, entry.command_digest)
         review = pins.review(known, seen, entry.pin, trusts_first=trusts_first)
         if review.pinned != known:
@@ -284,6 +322,8 @@ def _read_peer(written: Mapping[str, Any]) -> ServerInfo | None:
 # -- declarations as tools of the bus ----------------------------------------------------------------------------------
 
 MAX_TOOLS = 10_000  # of one mount
+TOOL_BYTES, TIMES = 6 * 1024, 4  # what a tool takes in memory, about: so much, and its text so many times
+READ_SHARE, READ_BURST_SECONDS = 0.1, 0.25  # of the time for the tools of one mount; at once
 _HASH_DIGITS = 8  # in a name that replaces the server's
 _READ_BY_MODELS = ("title", "description")
 _NAMING = ("name", "uri", "uriTemplate")  # fields that name a declaration, of any kind
@@ -329,6 +369,7 @@ def tools_of(
     broken: Mapping[str, str] = MappingProxyType({}),
     *,
     max_tools: int = MAX_TOOLS,
+    items: Mapping[int, Item] = MappingProxyType({}),
 ) -> Declared:
     """Returns the tools that the bus offers for the declarations of a server.
 
@@ -336,6 +377,7 @@ def tools_of(
         declarations: entries of `tools/list`; a server may send any value.
         blocked: subjects that wait for an approval; see `fingerprints.review`.
         broken: why a tool's output schema is left out, by our name.
+        items: those of the declarations that were read before, by identity.
     """
     compiled: list[CompiledTool] = []
     names: dict[str, str] = {}
@@ -365,7 +407,7 @@ def tools_of(
                 raise InvalidTool([f"tool {quote(theirs)} is declared twice: the first one is offered"])
             if ours in broken:
                 declaration = {key: value for key, value in declaration.items() if key != "outputSchema"}
-            item, hints = _compile(entry, declaration, ours, limits)
+            item, hints = _item(items.get(id(declaration))) or _compile(entry, declaration, ours, limits)
         except InvalidTool as fault:
             left.append(Left(ours, "; ".join(fault.faults)))
             continue
@@ -376,6 +418,62 @@ def tools_of(
         if hints:
             notices[ours] = hints
     return Declared(tuple(compiled), names, tuple(left), hidden, notices)
+
+
+Item = tuple[CompiledTool, tuple[str, ...]] | InvalidTool  # a tool with hints for people, or why it is refused
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTool:
+    """A declaration of a server that was read on a thread.
+
+    Attributes:
+        canonical: see `pins.canonical`.
+        size: the memory that it counts.
+        item: None where it has no name.
+    """
+
+    digest: bytes
+    declaration: dict[str, Any]
+    canonical: str
+    size: int
+    item: Item | None
+
+
+def _read_tool(
+    entry: MountEntry, declaration: dict[str, Any], limits: Limits, before: Mapping[bytes, ReadTool]
+) -> tuple[ReadTool, float]:
+    """Reads a tool, or returns the same one as before; and how long that took."""
+    began = time.thread_time()
+    with beside_loop():
+        try:
+            text = json.dumps(declaration, sort_keys=True)
+        except (ValueError, RecursionError):  # `_compile` says what is wrong with it
+            text = ""
+        digest = hashlib.sha256(text.encode() if text else repr(id(declaration)).encode()).digest()
+        known = before.get(digest)
+        if known is None:
+            theirs = declaration.get("name")
+            item: Item | None = None
+            if isinstance(theirs, str) and theirs:
+                try:
+                    item = _compile(entry, declaration, our_name(theirs), limits)
+                except InvalidTool as fault:
+                    item = fault
+            canonical = pins.canonical(declaration) if text else ""
+            known = ReadTool(digest, declaration, canonical, TOOL_BYTES + TIMES * len(text), item)
+        return known, time.thread_time() - began
+
+
+def _item(item: Item | None) -> tuple[CompiledTool, tuple[str, ...]] | None:
+    """Returns what was read.
+
+    Raises:
+        InvalidTool: it is refused.
+    """
+    if isinstance(item, InvalidTool):
+        raise InvalidTool(item.faults)
+    return item
 
 
 def our_name(theirs: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -121,8 +122,8 @@ class Outgoing:
 class Receiver(Protocol):
     """Takes messages and events of a transport, on its loop. `Transport.send` never calls these methods."""
 
-    def received(self, data: bytes, stream: str = "") -> None:
-        """Takes one message.
+    def received(self, data: bytes, stream: str = "") -> bool:
+        """Takes one message; returns whether nobody asked for it.
 
         Args:
             stream: over HTTP, the id of our request on whose stream the message came, as text; else "".
@@ -174,7 +175,8 @@ log = logging.getLogger("toolbus.mounts")
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_UNREAD_BYTES = 1024 * 1024  # in the pipe of a server that does not read its input
-SLICE_LINES = 100  # that are delivered in one turn of the loop: a server may write without end
+SLICE_LINES, SLICE_SECONDS = 100, 0.002  # that are delivered in one turn of the loop: a server may write without end
+PAUSE = 9.0  # times what lines took that nobody asked for, before more are read
 LOG_LINES = 200  # of the server's log; older ones are dropped
 _ID = rb'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)'
 _FIRST_ID = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*' + _ID)
@@ -210,6 +212,7 @@ class StdioTransport:
         self._process: DuplexProcess | None = None  # None until started
         self._receiver: Receiver | None = None  # None until started
         self._lines: deque[bytes] = deque()  # complete, and not delivered yet
+        self._unasked = 0.0  # seconds that lines took which nobody asked for, since the last pause
         self._end_why: str | None = None  # why the process ended, while lines of it wait; None while it runs
         self._rest: list[bytes] = []  # pieces of an incomplete line
         self._rest_bytes = 0
@@ -292,10 +295,19 @@ class StdioTransport:
         if process is None or receiver is None:  # closed meanwhile
             lines.clear()
             return
+        began = now = time.perf_counter()
         for _ in range(min(SLICE_LINES, len(lines))):
-            receiver.received(lines.popleft())
-        process.hold_output(bool(lines))
-        if lines:
+            unasked, before = receiver.received(lines.popleft()), now
+            now = time.perf_counter()
+            self._unasked += now - before if unasked else 0.0
+            if now - began > SLICE_SECONDS:
+                break
+        pause = PAUSE * self._unasked if self._unasked > SLICE_SECONDS and self._end_why is None else 0.0
+        process.hold_output(bool(lines or pause))
+        if pause:
+            self._unasked = 0.0
+            asyncio.get_running_loop().call_later(pause, self._deliver)
+        elif lines:
             asyncio.get_running_loop().call_soon(self._deliver)
         elif self._end_why is not None:
             receiver.closed(self._end_why)
