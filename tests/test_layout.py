@@ -61,7 +61,7 @@ FLOORS = (
     "bus.config bus.serve_settings",
     "parts.mcp.settings parts.tasks.settings parts.audit.settings parts.identity.settings parts.pins.settings "
     "parts.observability.settings parts.console.settings parts.guards.settings "
-    "parts.handles.settings parts.overlays.settings",
+    "parts.handles.settings parts.overlays.settings parts.postgres.settings",
     "bus.signals bus.roles",
     "bus.web_paths",  # what rooms hold for one another
     "bus.local",
@@ -69,7 +69,7 @@ FLOORS = (
     "bus.operators",
     "parts.mcp.features",
     "bus.gateway parts.budgets parts.guards parts.overlays parts.pins parts.recordings parts.observability parts.tasks "
-    "parts.audit parts.identity parts.council parts.models.export_routes",
+    "parts.audit parts.postgres parts.identity parts.council parts.models.export_routes",
     "parts.moving.upstream",
     "parts.mcp.server parts.handles",
     "parts.mcp.client",
@@ -112,6 +112,7 @@ LIBRARIES = {
     "parts.dropin.javascript": {"quickjs"},  # extra `javascript`
     "bus.access": set[str](),
     "bus.keys": set[str](),
+    "parts.postgres": {"psycopg"},  # extra `postgres`
     "parts.identity": {"cryptography", "tomlkit", "jwt", "aiohttp"},  # extras `keys` and `jwt`
     "bus.metrics": set[str](),
     "bus.catalog": {"google.protobuf", "orjson", "jsonschema_rs"},

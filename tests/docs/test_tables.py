@@ -196,6 +196,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
         "mcp_secrets": str(tmp_path / "secrets.toml"),
         "mcp_servers": str(tmp_path / "mcp.json"),
         "overlays": str(tmp_path / "council.toml"),
+        "storage": "postgresql://db.internal/toolbus",
     }
     before = settle({}, {})
     for name, row in _ROWS.items():

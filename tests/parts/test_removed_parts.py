@@ -111,8 +111,14 @@ PROTECTIONS = {
     "dropin": "require_manifest = true\n",
     "guards": '[[guards]]\nguard = "check"\ntools = ["*"]\non_failure = "refuse"\n',
     "overlays": 'overlays = "overlays.toml"\n',
+    "postgres": 'storage = "postgresql://db.internal/toolbus"\n',
 }
-VARIABLES = {"overlays": "TOOLBUS_OVERLAYS", "audit": "TOOLBUS_AUDIT_REQUIRED", "dropin": "TOOLBUS_REQUIRE_MANIFEST"}
+VARIABLES = {
+    "overlays": "TOOLBUS_OVERLAYS",
+    "audit": "TOOLBUS_AUDIT_REQUIRED",
+    "dropin": "TOOLBUS_REQUIRE_MANIFEST",
+    "postgres": "TOOLBUS_STORAGE",
+}
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -397,6 +397,7 @@ class Config:
         pins: Mapping[str, str] = {}
         require_manifest: bool = False
         results: object = None
+        storage: str | None = None
         tools_dir: Path | None = None
         trace_most: int = 100
         trace_ratio: float = 0.0

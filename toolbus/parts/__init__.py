@@ -39,6 +39,14 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     Part(
+        "postgres",
+        extra="postgres",
+        # Before the rooms whose keys and permissions it brings from other buses.
+        rooms=(PartRoom("toolbus.parts.postgres.room:PostgresRoom", before="KeysRoom"),),
+        settings=("toolbus.parts.postgres.settings:StorageSettings",),
+        guards=("storage",),
+    ),
+    Part(
         "identity",
         extra="keys",
         commands=(

@@ -1,6 +1,6 @@
 """What every driver of the store must do: the same rows come back, whole batches or nothing, damage by its kind's rule.
 
-A new driver gets a line in `DRIVERS`.
+A new driver gets a name in `DRIVERS`, and a line in `makers`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
@@ -20,23 +20,33 @@ from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.storage.store import Driver, Kind, MemoryDriver, Row, SqliteDriver, Store
 from toolbus.errors import SetupError
 
-NEEDED = Kind("rules", needed=True, without="start without rules")
-EXTRA = Kind("results", needed=False, without="start without results")
-BLANK = Kind("approvals", needed=False, without="trust nothing", blank={"approved": ""})
-SYNCED = Kind("grants", needed=True, without="go back to the configuration", synced=True)
+NEEDED = Kind("rules", needed=True, without="start without rules", shared="settings")
+EXTRA = Kind("results", needed=False, without="start without results", shared="results")
+BLANK = Kind("approvals", needed=False, without="trust nothing", blank={"approved": ""}, shared="settings")
+SYNCED = Kind("grants", needed=True, without="go back to the configuration", synced=True, shared="settings")
 
-DRIVERS: dict[str, Callable[[Path], Driver]] = {
-    "memory": lambda directory: MemoryDriver(),
-    "sqlite": lambda directory: SqliteDriver(directory / "bus.db", lock=directory / "toolbus.lock"),
-}
+Make = Callable[[], Driver]  # of drivers of one database
 
-Make = Callable[[], Driver]
+DRIVERS = ("memory", "sqlite", "postgres")
+SHARED = ("postgres",)  # whose databases several buses may have at once
+
+
+def makers(name: str, request: pytest.FixtureRequest, directory: Path) -> Make:
+    """Returns what makes the drivers of a new database."""
+    if name == "memory":
+        return MemoryDriver
+    if name == "sqlite":
+        return lambda: SqliteDriver(directory / "bus.db", lock=directory / "toolbus.lock")
+    from toolbus.parts.postgres.driver import PostgresDriver
+
+    url = request.getfixturevalue("postgres").schema()
+    return lambda: PostgresDriver(url)
 
 
 @pytest.fixture(params=DRIVERS)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Makes drivers of the same database."""
-    return lambda: DRIVERS[request.param](tmp_path)
+    return makers(request.param, request, tmp_path)
 
 
 def opened(driver: Driver) -> Store:
@@ -122,6 +132,71 @@ def test_own_writes_are_no_changes_of_others(make: Make) -> None:
     store.close()
 
 
+@pytest.fixture
+def two(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Two stores of one database, as two buses have them, and their drivers."""
+    make = makers(SHARED[0], request, tmp_path)
+    drivers = make(), make()
+    stores = [opened(driver) for driver in drivers]
+    yield (*stores, *drivers)
+    for store in stores:
+        store.close()
+
+
+def test_a_change_is_told_to_other_buses_once_and_read_there(two: tuple[Store, Store, Driver, Driver]) -> None:
+    here, there, _, driver = two
+    assert there.load(NEEDED) == here.load(NEEDED) == {}
+    moment = driver.changes(0)[0]
+    here.write(NEEDED, {"a": 1, "b": 2})
+    here.put(BLANK, "x", {})
+    wait_for(lambda: driver.changes(moment)[1] == {"rules", "approvals"})
+    moment, _ = driver.changes(moment)
+    assert there.load(NEEDED) == {"a": 1, "b": 2}
+    assert driver.changes(moment) == (moment, frozenset())
+    here.delete(NEEDED, "a")
+    wait_for(lambda: driver.changes(moment)[1] == {"rules"})
+    assert there.load(NEEDED) == {"b": 2}
+
+
+def test_buses_that_write_at_the_same_time_end_with_the_same_rows(two: tuple[Store, Store, Driver, Driver]) -> None:
+    here, there, *_ = two
+
+    def work(store: Store, name: str) -> None:
+        for number in range(30):
+            store.write(NEEDED, {f"{name}{number}": number, "shared": name}, [f"{name}{number - 1}"])
+
+    threads = [threading.Thread(target=work, args=(store, name)) for store, name in ((here, "h"), (there, "t"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_for(lambda: here.load(NEEDED) == there.load(NEEDED))
+    assert sorted(here.load(NEEDED)) == ["h29", "shared", "t29"]
+
+
+def test_a_result_that_another_bus_wrote_is_read_by_its_key(two: tuple[Store, Store, Driver, Driver]) -> None:
+    here, there, *_ = two
+    here.put(EXTRA, "task", {"text": "天気"})
+    assert there.get(EXTRA, "task") == {"text": "天気"}
+    there.delete(EXTRA, "task")
+    assert here.get(EXTRA, "task") is None
+
+
+def test_a_kind_that_two_buses_declare_has_the_first_rows_of_one(two: tuple[Store, Store, Driver, Driver]) -> None:
+    *_, driver, other = two
+    driver.declare(NEEDED, [("a", "1", 1)], imported=False)
+    other.declare(NEEDED, [("b", "2", 2)], imported=False)
+    wait_for(lambda: list(other.load(NEEDED)) == [("a", "1", 1)])
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Waits until a condition holds, on threads of others."""
+    end = time.monotonic() + HANG_SECONDS
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def test_a_large_value_and_many_rows_come_back(store: Store) -> None:
     rows = {f"key {number}": "x" * 3000 for number in range(500)} | {"large": "y" * (5 << 20)}
     store.write(EXTRA, rows)
@@ -182,14 +257,18 @@ KEYS = st.sampled_from(["a", "b", "c", "ä\0"])
 BATCHES = st.tuples(st.dictionaries(KEYS, st.integers()), st.lists(KEYS, max_size=3), st.booleans())
 
 
-@settings(max_examples=examples(10))
-@given(history=st.lists(BATCHES, max_size=8), name=st.sampled_from(sorted(DRIVERS)))
+@pytest.mark.parametrize("name", DRIVERS)
+@settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(history=st.lists(BATCHES, max_size=6))
 def test_any_history_leaves_what_a_dict_would_hold(
-    tmp_path_factory: pytest.TempPathFactory, history: list[tuple[dict[str, int], list[str], bool]], name: str
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    history: list[tuple[dict[str, int], list[str], bool]],
+    name: str,
 ) -> None:
-    directory = tmp_path_factory.mktemp("data")
+    make = makers(name, request, tmp_path_factory.mktemp("data"))
     model: dict[str, int] = {}
-    store = opened(DRIVERS[name](directory))
+    store = opened(make())
     for rows, deleted, restart in history:
         store.write(NEEDED, rows, deleted)
         for key in deleted:
@@ -197,6 +276,6 @@ def test_any_history_leaves_what_a_dict_would_hold(
         model.update(rows)
         if restart and store.persistent:
             store.close()
-            store = opened(DRIVERS[name](directory))
+            store = opened(make())
     assert list(store.load(NEEDED).items()) == list(model.items())
     store.close()

@@ -28,7 +28,8 @@ def test_the_buses_of_an_address_are_listed_and_one_that_is_away_is_an_error(
         shown = toolbus("buses", TOOLBUS_ADDRESS=f"{unused_address},{with_plugin}")
         assert shown.returncode == 1
         headings, away, live = shown.stdout.splitlines()
-        assert headings.split() == ["bus", "state", "version", "round", "trip", "sessions", "tools", "only", "here"]
+        names = ["bus", "state", "version", "round trip", "sessions", "tools", "settings", "only here"]
+        assert headings.split() == " ".join(names).split()
         assert away.split()[:2] == [unused_address, "away"]
         assert live.split()[:2] == [with_plugin, "live"]
 

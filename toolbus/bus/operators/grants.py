@@ -152,10 +152,9 @@ class Grants:
 
     def _restore(self, store: Store, rules: AccessRules) -> None:
         """Puts into force what is stored: at the start, and after another bus changed it."""
-        before = {} if self._stored is None else self._stored.denied
         self._stored = StoredGrants(store, rules, self._configured)
         self._view.permit(self._stored.rules)
-        for source in before | self._stored.denied:
+        for source in self._policy.denied | self._stored.denied.keys():
             self._decide(source, TOOLS, granted=not self._stored.denied.get(source, source in self._configured))
         for source, granted in self._stored.generation.items():
             self._decide(source, GENERATION, granted=granted)

@@ -18,7 +18,8 @@ BUSES_EPILOG = epilog(
     ("toolbus buses --bus bus-0:48931,bus-1:48931", "toolbus buses --bus dns:mtls:toolbus.internal:48931 --json"),
     """
     Asks each bus of a list, or of a name in DNS. The last column names tools that only this bus has: their plugin
-    attaches to one of the buses, or is not connected to the others now.
+    attaches to one of the buses, or is not connected to the others now. Buses that share their settings say how old
+    these are there: up to 10 s, and more if the database is away.
     """,
     "0 all answer, 1 one is away, or refuses, 2 wrong usage.",
 )
@@ -34,6 +35,7 @@ class BusRow:
         state: ``live``, ``draining`` or ``away``.
         round_trip_ms: of a call; below 0 without an answer.
         only_here: tools that no other of the buses has.
+        settings_age: how many seconds ago it read the settings that it shares; None: it shares none.
         reason: why it is away; "" if it is not.
     """
 
@@ -44,6 +46,7 @@ class BusRow:
     sessions: int = 0
     tools: int = 0
     only_here: list[str] | None = None
+    settings_age: float | None = None
     reason: str = ""
 
 
@@ -101,6 +104,7 @@ async def _ask(row: BusRow, credential: Any) -> list[str]:
         row.state = "draining" if digest.get("draining") else "live"
         row.version = str(digest.get("version", ""))
         row.sessions = len(digest.get("sessions", ()))
+        row.settings_age = digest.get("bus", digest).get("settings_age")
         row.tools = len(listing)
         return [each.name for each in listing]
     return []
@@ -113,7 +117,8 @@ def _show(rows: list[BusRow]) -> None:
         shown = ", ".join(only[:MAX_SHOWN]) + (f" and {len(only) - MAX_SHOWN} more" if len(only) > MAX_SHOWN else "")
         trip = f"{row.round_trip_ms:.1f} ms" if row.round_trip_ms >= 0 else ""
         answered = row.state != "away"
-        counts = (str(row.sessions), str(row.tools)) if answered else ("", "")
+        age = "own" if row.settings_age is None else f"{row.settings_age:.0f} s old"
+        counts = (str(row.sessions), str(row.tools), age) if answered else ("", "", "")
         cells.append((row.address, row.state, row.version, trip, *counts, shown if answered else row.reason))
-    headings = ("bus", "state", "version", "round trip", "sessions", "tools", "only here")
+    headings = ("bus", "state", "version", "round trip", "sessions", "tools", "settings", "only here")
     terminal.print_table(headings, cells)

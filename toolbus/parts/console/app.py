@@ -55,12 +55,20 @@ class Logins:
     Args:
         doorman: tells whether a key is still in force.
         data_dir: holds the key that seals cookies; None: they end with the bus.
+        shared: the key of several buses, which counts before that.
         clock: seconds since the epoch.
     """
 
-    def __init__(self, doorman: Doorman, data_dir: Path | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        doorman: Doorman,
+        data_dir: Path | None,
+        clock: Callable[[], float] = time.time,
+        shared: bytes | None = None,
+    ) -> None:
         self._doorman = doorman
         self._data_dir = data_dir
+        self._shared = shared
         self._clock = clock
         self._made: Sealer | None = None  # None until it is needed
         self._codes: dict[bytes, tuple[Identity, float]] = {}  # by the SHA-256 of a code: its identity, and its end
@@ -71,7 +79,7 @@ class Logins:
     @property
     def _sealer(self) -> Sealer:
         if self._made is None:
-            self._made = Sealer.of(self._data_dir, self._clock)
+            self._made = Sealer.of(self._data_dir, self._clock, self._shared)
         return self._made
 
     def code_for(self, identity: Identity) -> str:

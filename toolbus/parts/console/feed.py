@@ -88,7 +88,7 @@ def encode(digest: Row) -> bytes:
 
 def is_quiet(before: Row, digest: Row) -> bool:
     """Tells whether a digest has no news since the one before it."""
-    moving = ("number", "at", "full", "seconds", "rate", "loop_lag", "held_bytes", "running")
+    moving = ("number", "at", "full", "seconds", "rate", "loop_lag", "settings_age", "held_bytes", "running")
     same = all(digest[key] == before.get(key) for key in digest if key not in moving and key not in _LISTS)
     news = any(digest[key] for key in _LISTS if key != "running")
     return same and not news and _seen(digest["running"]) == _seen(before["running"])
@@ -209,6 +209,7 @@ class Readings:
             "held_bytes": dispatcher.in_flight.held,
             "late": core.calls.records.late,
             "loop_lag": round(core.program.stalls.lag, 6),
+            "settings_age": None if (age := core.program.store.age) is None else round(age, 1),
             "total": total,
             "total_failed": failed,
         }

@@ -94,7 +94,8 @@ class ConsoleRoom(Room):
         if self._made_logins is None:
             from toolbus.parts.console.app import Logins
 
-            self._made_logins = Logins(self.core.sessions.doorman, self.core.config.data_dir)
+            config, shared = self.core.config, self.core.program.store.secret("mcp")
+            self._made_logins = Logins(self.core.sessions.doorman, config.data_dir, shared=shared)
         return self._made_logins
 
     def _digests(self) -> DigestFeed:

@@ -109,6 +109,9 @@ class BusMetrics:
         states = Counter(dict.fromkeys(STATES, 0))
         states.update(map(state_of, presence.sessions.values()))
         yield _gauge("toolbus_sessions", "Sessions of peers, by state.", _by("state", states))
+        if (age := core.program.store.age) is not None:
+            text = "Since when changes of settings by other buses may be missing here."
+            yield _gauge("toolbus_settings_age_seconds", text, round(age, 3))
         counts = registry.count_states()
         yield _gauge("toolbus_tools", "Tools in all roles, by state.", _by("state", counts))
         names = dict.fromkeys((*registry.sources(), *presence.lost_sources))

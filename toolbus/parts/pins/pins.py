@@ -201,6 +201,7 @@ FINGERPRINTS = Kind(  # by source, command and subject, as JSON
     needed=False,
     without="start without the approvals of plugins: those pinned to block wait for `toolbus approve`",
     blank={},
+    shared="settings",
     earlier=Earlier("pins.db", _read_earlier),
 )
 
@@ -212,6 +213,7 @@ class Fingerprints:
 
     Args:
         store: None: they last as long as the process.
+        approved: called with a source for which another bus of the store trusts something else now.
 
     Attributes:
         kind: of the rows.
@@ -222,13 +224,29 @@ class Fingerprints:
 
     kind = FINGERPRINTS
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store: Store | None = None, approved: Callable[[str], object] = lambda source: None) -> None:
         self._store = store or Store.of(None)
+        self._approved = approved
         self._guard = threading.RLock()
         self._known: dict[tuple[str, str], dict[str, Pinned]] = {}  # by source and command, then by subject
+        self._load()
+        self._store.on_change(self.kind, self._changed)
+
+    def _load(self) -> None:
         for key, fields in self._store.load(self.kind).items():
             with suppress(ValueError, TypeError):  # a damaged key
                 self._read(tuple(json.loads(key)), fields)
+
+    def _changed(self) -> None:
+        """Takes over what another bus changed. What it sees declared is no matter of this bus; what it trusts is."""
+        with self._guard:
+            before, self._known = self._known, {}
+            self._load()
+            known = self._known
+        for key, subjects in known.items():
+            former = before.get(key, {})
+            if any(each.approved != former.get(name, Pinned()).approved for name, each in subjects.items()):
+                self._approved(key[0])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._store.place}>"
@@ -310,14 +328,17 @@ class Pins:
     def __bool__(self) -> bool:
         return bool(self._exact or self._patterns)
 
-    def open(self, store: Store) -> None:
+    def open(self, store: Store, approved: Callable[[str], object] = lambda source: None) -> None:
         """Persists fingerprints from now on. Does nothing the second time, or where no source is pinned.
+
+        Args:
+            approved: as of `Fingerprints`.
 
         Raises:
             SetupError: a file of an earlier release cannot be used.
         """
         if self and self._stored is None:
-            self._stored = Fingerprints(store)
+            self._stored = Fingerprints(store, approved)
 
     def pin_of(self, source: str) -> Pin | None:
         """Returns what happens to a source's changes; None where it is not pinned."""

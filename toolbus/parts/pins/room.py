@@ -77,7 +77,7 @@ class PinsRoom(Room):
 
     async def open(self) -> None:
         """Restores the fingerprints of pinned sources, and persists those to come."""
-        self._pins.open(self.core.program.store)
+        self._pins.open(self.core.program.store, self.core.sessions.presence.approved)
 
     @llm_tool(
         description="Shows what sources (plugins that the configuration pins, mounted MCP servers) declare otherwise "

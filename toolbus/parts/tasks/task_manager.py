@@ -43,6 +43,7 @@ from toolbus.parts.tasks.task import (
     Task,
     envelope,
     error_text,
+    is_of_another,
     new_id,
     result_of,
     text_of,
@@ -305,6 +306,7 @@ class TaskCall:
 
 log = logging.getLogger("toolbus.tasks")
 
+ELSEWHERE_SECONDS = 0.5  # between two looks at a task of another bus that somebody waits for
 SOFT_SECONDS = 10.0  # how long a caller waits before its call becomes a task
 DEFAULTS = TaskLimits()
 
@@ -365,6 +367,7 @@ class TaskManager:
         self._delivery = Delivery()
         self._closed = False
         self._store: TaskStore | None = None  # None: no task survives a restart
+        self._shares = False  # whether tasks that other buses began can be read
         if path is not None:
             self.persist_in(path)
 
@@ -384,7 +387,11 @@ class TaskManager:
         """
         if self._store is not None:
             raise SetupError(f"tasks are persisted in {self._store.place} already, not in {place}: name one file")
-        store, now = TaskStore(place, self.limits.result_bytes), self._clock()
+        home = ""
+        if isinstance(place, Store) and place.age is not None:  # several buses share it, and its clock
+            home, self._clock = self.home, place.now
+        store, now = TaskStore(place, self.limits.result_bytes, home), self._clock()
+        self._shares = bool(home)
         changed, dropped = [], []
         with self._lock:
             here = self._index.all()
@@ -496,6 +503,19 @@ class TaskManager:
             task = self._index.find(task_id, user_id)
             return None if task is None else self._now(task)
 
+    async def find(self, task_id: str, user_id: str | None = None) -> Task | None:
+        """Returns a task as it is now: `get_result`; or as another bus wrote it, where buses share their results."""
+        if not (self._shares and self._store is not None and is_of_another(task_id, self.home)):
+            return self.get_result(task_id, user_id)
+        task = await asyncio.to_thread(self._store.find_elsewhere, task_id)
+        return task if task is not None and user_id in (None, task.owner) else None
+
+    async def _await_elsewhere(self, task_id: str, timeout: float, user_id: str | None) -> Task | None:
+        end = self._monotonic() + min(timeout, self._max_wait_seconds)
+        while (task := await self.find(task_id, user_id)) is not None and task.running and self._monotonic() < end:
+            await asyncio.sleep(min(ELSEWHERE_SECONDS, max(0.0, end - self._monotonic())))
+        return task
+
     async def await_result(
         self, task_id: str, timeout: float = MAX_TIMEOUT_SECONDS, user_id: str | None = None
     ) -> Task | None:
@@ -507,6 +527,8 @@ class TaskManager:
         Returns:
             The task as it is then; None where the id is unknown, or the task is another user's.
         """
+        if self._shares and is_of_another(task_id, self.home):
+            return await self._await_elsewhere(task_id, timeout, user_id)
         waiter: asyncio.Future[Task] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._expire()

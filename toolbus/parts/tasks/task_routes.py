@@ -146,7 +146,7 @@ def _one(routes: APIRouter) -> None:
     async def get_task(task_id: TaskId, request: Request, user_id: UserId = "") -> Response:
         """Shows the state of a task, with its result once it has ended."""
         parts = parts_of(request)
-        task = tasks_of(parts).get_result(task_id, task_owner(request, user_id))
+        task = await tasks_of(parts).find(task_id, task_owner(request, user_id))
         return await _task_response(parts, task_id, task)
 
     @routes.get("/{task_id}/await", responses={200: {"model": TaskShown}, **NO_TASK})

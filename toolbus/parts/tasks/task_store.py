@@ -23,7 +23,8 @@ from google.protobuf.message import DecodeError
 from toolbus.bus.storage.database import Damaged, Database, checksum_of, time_bytes
 from toolbus.bus.storage.store import Earlier, Kind, SqliteDriver, Store, WriteFailed, earlier_database
 from toolbus.common.text import shorten
-from toolbus.parts.tasks.task import Status, Task
+from toolbus.errors import SetupError
+from toolbus.parts.tasks.task import HOME_DIGITS, Status, Task
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -55,15 +56,16 @@ class TaskStore:
     Args:
         place: an open store; or the path of a file for tasks alone, created (0600) with its directory if it does not
             exist.
+        home: the end of the ids of this bus's tasks, where several buses share the store; else "".
         result_bytes: the largest result that is written; a task with a larger one is written without it.
 
     Raises:
         SetupError: from the constructor; the file cannot be used. The message says how to fix it.
     """
 
-    def __init__(self, place: Store | Path, result_bytes: int) -> None:
+    def __init__(self, place: Store | Path, result_bytes: int, home: str = "") -> None:
         self._owns_store = isinstance(place, Path)
-        self._store, self._kind = _own_store(place) if isinstance(place, Path) else (place, TASKS)
+        self._store, self._kind = _own_store(place) if isinstance(place, Path) else (place, _kind_of(home))
         self._result_bytes = result_bytes
         self._pending: dict[str, Task | None] = {}  # changes not yet written, by task_id; None: deleted
         self._changed = threading.Condition()  # guards the attributes above and below
@@ -96,6 +98,15 @@ class TaskStore:
                 damaged.append(task_id)
         yield from sorted(tasks, key=lambda task: math.inf if task.ended is None else task.ended)
         self.remove(damaged)
+
+    def find_elsewhere(self, task_id: str) -> Task | None:
+        """Returns a task of another bus of a shared store, as that has written it; None where there is none."""
+        try:
+            fields = self._store.get(_kind_of(task_id[-HOME_DIGITS:]), task_id)
+            return None if fields is None else _task(task_id, fields)
+        except (SetupError, ValueError, TypeError, KeyError, DecodeError) as error:
+            log.error("a task of another bus cannot be read: %s", shorten(str(error), 200))
+            return None
 
     def put(self, task: Task) -> None:
         """Persists a task as it is now; returns before it is written."""
@@ -202,6 +213,11 @@ def _task(task_id: str, fields: Mapping[str, Any]) -> Task:
     if fields["result"] is not None:
         values["result"] = Result.from_wire(pb.ToolResult.FromString(base64.b64decode(fields["result"])))
     return Task(task_id=task_id, **values)
+
+
+def _kind_of(home: str) -> Kind:
+    """Returns the kind of the tasks of a bus; each of several has one, so that it restores and deletes only its own."""
+    return replace(TASKS, name=f"{TASKS.name}_{home}", shared="results", earlier=None) if home else TASKS
 
 
 def _own_store(path: Path) -> tuple[Store, Kind]:

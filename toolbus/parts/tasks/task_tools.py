@@ -45,7 +45,7 @@ class TaskTools:
     )
     async def check_task(self, task_id: TaskId, scope: ToolScope) -> Any:
         """Answers the status of a task."""
-        task = self._tasks.get_result(task_id, owner_of_scope(scope))
+        task = await self._tasks.find(task_id, owner_of_scope(scope))
         return self._unknown(task_id) if task is None else self._answer(task)
 
     @llm_tool(

@@ -14,7 +14,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -589,6 +589,7 @@ MOUNTS = Kind(  # by mount, command and subject; of a server by mount and comman
     needed=False,
     without="let servers list their tools again, without approvals: those with pin = block wait for `toolbus approve`",
     blank={},
+    shared="settings",
     earlier=Earlier("mcp.db", _read_earlier),
 )
 
@@ -611,9 +612,9 @@ class MountManifest(Fingerprints):
 
     kind = MOUNTS
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store: Store | None = None, approved: Callable[[str], object] = lambda source: None) -> None:
         self._servers: dict[tuple[str, str], Mapping[str, Any]] = {}  # by mount and command
-        super().__init__(store)
+        super().__init__(store, approved)
 
     def load(self, mount: str, command: str) -> StoredServer | None:
         """Returns the declarations of a server; None if none are stored, or the row is damaged.

@@ -132,12 +132,17 @@ class McpClientRoom(Room):
             self.mounts = self._open_mounts()
         await self.mounts.apply(configured.entries)
 
+    def _approved_elsewhere(self, source: str) -> None:
+        mount = self.mounts.get(source) if self.mounts is not None else None
+        if mount is not None:
+            self._reviewing = asyncio.get_running_loop().create_task(mount.review_again(), name=f"review {source}")
+
     def _open_mounts(self) -> Mounts:
         from toolbus.parts.mcp.client.mounts import Mounts, open_remote
         from toolbus.parts.mcp.client.offer import MountManifest
         from toolbus.parts.mcp.client.user_logins import UserLogins
 
-        manifest = MountManifest(self.core.program.store)
+        manifest = MountManifest(self.core.program.store, self._approved_elsewhere)
         data_dir = self.core.config.data_dir
         logins = UserLogins(data_dir, self._base)
         mounts = Mounts(self.core, manifest, partial(open_remote, data_dir), logins=logins)

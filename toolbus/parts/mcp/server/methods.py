@@ -95,12 +95,12 @@ def check_tasks(request: McpRequest) -> None:
 
 async def get_task(server: McpServer, request: McpRequest) -> bytes:
     """Shows a task, with its questions or its result."""
-    return request.complete(describe_fully(server, request, _find(server, request)))
+    return request.complete(describe_fully(server, request, await _find(server, request)))
 
 
 async def update_task(server: McpServer, request: McpRequest) -> bytes:
     """Answers questions of a task."""
-    task = _find(server, request)
+    task = await _find(server, request)
     answers = request.fields.get("inputResponses")
     if not isinstance(answers, dict):
         raise RpcError(McpCode.INVALID_PARAMS, "tasks/update needs params.inputResponses, an object")
@@ -113,7 +113,7 @@ async def update_task(server: McpServer, request: McpRequest) -> bytes:
 
 async def cancel_task(server: McpServer, request: McpRequest) -> bytes:
     """Cancels a task; one that has ended stays as it is."""
-    server.tasks.cancel(_find(server, request).task_id)
+    server.tasks.cancel((await _find(server, request)).task_id)
     return request.complete({})
 
 
@@ -123,13 +123,16 @@ def owner(server: McpServer, request: McpRequest) -> str:
 
 
 def find_task(server: McpServer, request: McpRequest, signed: str) -> Task | None:
-    """Returns the task of an id; None if this client has no such task."""
-    owned_by = owner(server, request)
+    """Returns the task of an id; None if this client has no such task at this bus."""
+    task_id = _unsigned(server, request, signed)
+    return None if task_id is None else server.tasks.get_result(task_id, owner(server, request))
+
+
+def _unsigned(server: McpServer, request: McpRequest, signed: str) -> str | None:
     try:
-        task_id = server.sealer.verify(signed, TASK, request.profile.name, owned_by)
+        return server.sealer.verify(signed, TASK, request.profile.name, owner(server, request))
     except BrokenSeal:
         return None
-    return server.tasks.get_result(task_id, owned_by)
 
 
 def describe_fully(server: McpServer, request: McpRequest, task: Task) -> Json:
@@ -148,10 +151,11 @@ def describe_fully(server: McpServer, request: McpRequest, task: Task) -> Json:
     return described
 
 
-def _find(server: McpServer, request: McpRequest) -> Task:
+async def _find(server: McpServer, request: McpRequest) -> Task:
     check_tasks(request)
     signed = request.text("taskId")
-    task = find_task(server, request, signed)
+    task_id = _unsigned(server, request, signed)
+    task = None if task_id is None else await server.tasks.find(task_id, owner(server, request))
     if task is None:
         raise RpcError(McpCode.INVALID_PARAMS, f"there is no task {quote(signed)}; a finished task expires later")
     return task

@@ -1,0 +1,1 @@
+"""Settings and results that several buses share in a Postgres database."""
