@@ -245,4 +245,5 @@ def test_the_page_has_every_metric_with_its_kind(page: str) -> None:
         each.name + suffixes.get(each.kind, ""): each.kind for each in BusMetrics(bus.core, lambda: 0).families()
     }
     rows = dict(ROW.findall(page))
-    assert rows == families | {"toolbus_key_expires_seconds": "gauge"}  # of a bus with keys
+    # Of a bus with keys, and of one that shares its settings.
+    assert rows == families | dict.fromkeys(("toolbus_key_expires_seconds", "toolbus_settings_age_seconds"), "gauge")
