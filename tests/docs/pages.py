@@ -16,7 +16,11 @@ PAGES = (
 TEXTS = {page: (ROOT / page).read_text("utf-8") for page in PAGES}
 
 DROP_IN = "docs/start/drop-in-tools.md"
-FOLDERS = (DROP_IN, "docs/moving/synchronet.md")  # their named snippets are files of one folder, except the host's
+FOLDERS = (
+    DROP_IN,
+    "docs/start/drop-in-javascript.md",
+    "docs/moving/synchronet.md",
+)  # their named snippets are files of one folder, except the host's
 
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")

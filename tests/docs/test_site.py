@@ -64,7 +64,8 @@ def _page_with(link: str, folder: Path) -> Path:
     docs = folder / "docs"
     docs.mkdir()
     (docs / "index.md").write_text(f"# Page\n\n[link]({link})\n", "utf-8")
-    (docs / "site_links.py").write_text((DOCS / "site_links.py").read_text("utf-8"), "utf-8")
+    for hook in ("site_links.py", "llms.py"):
+        (docs / hook).write_text((DOCS / hook).read_text("utf-8"), "utf-8")
     settings = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[0]
     (folder / "mkdocs.yml").write_text(settings, "utf-8")
     return folder / "mkdocs.yml"
@@ -79,6 +80,18 @@ def site(built: Built) -> Path:
 def test_the_site_has_every_page(site: Path) -> None:
     pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")}
     assert {str(page.relative_to(site).with_suffix("")) for page in site.rglob("*.html")} == {*pages, "404"}
+
+
+def test_llms_txt_has_every_page_once_with_its_first_sentence_and_each_link_exists(site: Path) -> None:
+    """In the format of llmstxt.org: a heading, a quote, and lists of links below second headings."""
+    head, quote, *sections = (site / "llms.txt").read_text("utf-8").split("\n\n")
+    assert (head, quote[:2]) == ("# toolbus", "> ")
+    rows = [line for section in sections if not section.startswith("## ") for line in section.strip().split("\n")]
+    links = [re.fullmatch(r"- \[[^\]]+\]\(([\w/.-]+)\): (.+[.!?])", row) for row in rows]
+    assert all(links), [row for row, link in zip(rows, links, strict=True) if link is None]
+    pages = sorted(str(page.relative_to(DOCS).with_suffix(".html")) for page in DOCS.rglob("*.md"))
+    assert sorted(link[1] for link in links if link) == [page for page in pages if page != "index.html"]
+    assert all((site / page).is_file() for page in pages)
 
 
 def test_no_page_of_the_site_loads_anything_from_the_network(site: Path) -> None:

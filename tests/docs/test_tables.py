@@ -57,6 +57,7 @@ ERRORS = TEXTS["docs/reference/errors.md"]
 HTTP = TEXTS["docs/reference/http.md"]
 PLUGINS = TEXTS["docs/start/plugins.md"]
 LOOP = TEXTS["docs/start/tool-loop.md"]
+LOOP_SETTINGS = TEXTS["docs/start/loop-settings.md"]
 
 
 # -- limits -------------------------------------------------------------------------------------------------------
@@ -361,8 +362,8 @@ async def test_the_pages_about_http_and_the_bus_know_the_same_paths() -> None:
 # -- hosts with a model -------------------------------------------------------------------------------------------
 
 
-def test_the_tool_loop_page_has_every_setting_with_its_default() -> None:
-    documented = {row[0].strip("`"): row[1] for row in table(LOOP, "| setting | default |")}
+def test_the_page_of_settings_has_every_setting_of_the_loop_with_its_default() -> None:
+    documented = {row[0].strip("`"): row[1] for row in table(LOOP_SETTINGS, "| setting | default |")}
     shown = {setting.name: json.dumps(setting.default, default=repr) for setting in fields(LoopSettings)}
     shown |= {"may_route": "no drop-ins", "needs_approval": "destructive tools"}
     words = {"true": "`True`", "false": "`False`", "null": "`None`"}
@@ -370,14 +371,14 @@ def test_the_tool_loop_page_has_every_setting_with_its_default() -> None:
     assert documented == {name: words.get(default, f"`{default}`") for name, default in shown.items()}
 
 
-def test_the_tool_loop_page_has_every_event_with_its_fields() -> None:
-    documented = {row[0].strip("`"): row[1] for row in table(LOOP, "| event | with |")}
+def test_the_page_of_settings_has_every_event_of_the_loop_with_its_fields() -> None:
+    documented = {row[0].strip("`"): row[1] for row in table(LOOP_SETTINGS, "| event | with |")}
     kinds = typing.get_args(LoopEvent)
     assert documented == {kind.__name__: ", ".join(f"`{field.name}`" for field in fields(kind)) for kind in kinds}
 
 
-def test_the_tool_loop_page_has_every_number_of_tools_that_a_provider_takes() -> None:
-    rows = table(LOOP, "| dialect | most tools |")
+def test_the_page_about_many_tools_has_every_number_of_tools_that_a_provider_takes() -> None:
+    rows = table(TEXTS["docs/start/many-tools.md"], "| dialect | most tools |")
     documented = {name.strip("` "): row[1] for row in rows for name in row[0].split(",")}
     numbers = {name: find_dialect(name).max_tools for name in DIALECTS}
     known = {name: str(number) for name, number in numbers.items() if number is not None}

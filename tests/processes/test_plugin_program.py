@@ -112,7 +112,7 @@ def test_a_name_stands_for_one_plugin_of_a_run(tmp_path: Path) -> None:
     program = PluginProgram.parse("w=sh")
     cases: tuple[list[Path | PluginProgram], ...] = ([program, program], [file, program], [file, file, program])
     for plugins in cases:
-        with pytest.raises(SetupError, match="two plugins of this run have the name 'w': write another name"):
+        with pytest.raises(SetupError, match="two plugins of this run have the name 'w': give one of them another"):
             plugin_commands(plugins, PATHS, (), None, lambda report: None)
 
 
@@ -223,6 +223,59 @@ async def test_a_plugin_in_another_language_is_offered_with_a_token_that_binds_i
     assert run.texts(ReportKind.ENDED) == ["ended (exit code 0)"]
 
 
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns an installed package that is a plugin; it is imported by this process if anything imports it."""
+    (folder := tmp_path / "weather_of_towns").mkdir()
+    (folder / "__init__.py").write_text("from toolbus import Plugin\n\nplugin = Plugin('weather')\n")
+    (folder / "tools.py").write_text(
+        "from . import plugin\n\n@plugin.tool\ndef sun(town: str) -> str:\n    return town\n"
+    )
+    (folder / "__main__.py").write_text("from .tools import plugin\n\nplugin.run()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+async def test_an_installed_package_runs_as_a_plugin_with_its_own_imports_and_token(package: Path) -> None:
+    async with running_bus() as bus:
+        passed = environment({"TOOLBUS_ADDRESS": bus.grpc_addresses[0], "PYTHONPATH": str(package.parent)})
+        program = PluginProgram.of_module(package.name)
+        assert package.name not in sys.modules
+        commands = plugin_commands([program], passed, ["PYTHONPATH"], None, lambda report: None)
+        supervisor = Supervisor(lambda report: None, restarts=RestartPolicy(enabled=False), stop_seconds=60.0)
+        for name, command in commands.items():
+            supervisor.add(name, command)
+        running = asyncio.create_task(supervisor.run())
+        async with asyncio.timeout(WAIT_SECONDS):
+            async for _ in bus.watch():
+                if bus.list():
+                    break
+        assert (await bus.call("sun", {"town": "Oslo"})).output == "Oslo"
+        with pytest.raises(Exception, match="source 'weather' is bound to a token"):
+            async with Plugin("weather", address=bus.grpc_addresses[0]) as other:
+                await other.ready()
+        supervisor.stop()
+        assert await within(running)
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        ("nothing_like_this", "no such package is installed for"),
+        ("nothing_like_this.tools", "no such package is installed for"),
+        ("./weather_of_towns", "no such package is installed for"),
+        ("weather_of_towns/", "no such package is installed for"),
+        ("", "no such package is installed for"),
+        ("weather_of_towns", "the package has no __main__.py: add one that calls plugin.run()"),
+    ],
+)
+def test_a_package_that_cannot_run_is_refused_and_not_imported(module: str, error: str, package: Path) -> None:
+    (package / "__main__.py").unlink()
+    with pytest.raises(SetupError, match=re.escape(error)):
+        PluginProgram.of_module(module)
+    assert package.name not in sys.modules
+
+
 def test_no_process_of_a_program_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     with Running(tmp_path, "run", "--exec", f"w={WRAPPER}") as running:
         running.says("child ")
@@ -254,7 +307,9 @@ def test_programs_run_beside_files_and_their_output_has_their_names(tmp_path: Pa
     [
         (("--exec", "w=nothing-like-this"), "toolbus: --exec w: no program 'nothing-like-this' is in"),
         ((".", "--exec", "w=sh"), "holds drop-in tools, and --exec runs a plugin: run them by two commands"),
-        ((), "nothing to run: name a plugin file, a folder, or --exec NAME=COMMAND"),
+        (("-m", "nothing_like_this"), "-m 'nothing_like_this': no such package is installed for"),
+        ((".", "-m", "json"), "holds drop-in tools, and -m runs a plugin: run them by two commands"),
+        ((), "nothing to run: name a plugin file, a folder, -m MODULE or --exec NAME=COMMAND"),
     ],
 )
 def test_what_cannot_run_is_wrong_usage_and_nothing_is_started(

@@ -340,7 +340,7 @@ class Config:
     repair_arguments: bool = setting(
         True,
         FLAG,
-        "arguments that break a schema are [repaired](../start/plugins.md#what-the-bus-repairs) before they are "
+        "arguments that break a schema are [repaired](../start/types.md#what-the-bus-repairs) before they are "
         "refused, and defaults are filled in",
         option=Option(
             "Refuse arguments that break a tool's schema as they are, and fill in no defaults.", name="--no-repair"

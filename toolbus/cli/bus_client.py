@@ -83,14 +83,11 @@ class BusTarget:
 
     def read(self) -> tuple[BusAddress, Credential | None]:
         """Returns the address and the credential; ends the command if one of them cannot be used."""
-        from toolbus.errors import SetupError
         from toolbus.sdk.connection_settings import choose_address, find_credential
 
-        try:
+        with terminal.wrong_usage():
             credential = find_credential(self.credential)
             return choose_address(self.address or "", credential), credential
-        except SetupError as error:
-            terminal.fail(str(error), terminal.USAGE)
 
 
 def check_listening(address: BusAddress) -> bool:

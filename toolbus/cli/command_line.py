@@ -17,7 +17,6 @@ from toolbus.cli import terminal
 from toolbus.cli.help_text import epilog
 from toolbus.common.grpc_switch import set_switch
 from toolbus.common.part import PartCommand, load, parts
-from toolbus.errors import SetupError
 from toolbus.parts import NOUNS
 
 _HELP = "A tool bus for LLM applications: plugins offer tools, hosts call them."
@@ -113,10 +112,8 @@ def _line(row: PartCommand) -> str:
 
 def _load(word: str, row: PartCommand) -> Any:
     """Returns a command as it runs; ends the program where its part is missing."""
-    try:
+    with terminal.wrong_usage():
         home: Any = load(row.home) if row.home else None
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
     if isinstance(home, typer.Typer):
         return typer.main.get_command(home)
     if home is None:

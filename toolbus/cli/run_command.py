@@ -24,21 +24,10 @@ from toolbus.common.text import COLOUR_END, drop_unsafe, keep_colours
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from toolbus.processes.loader import OwnRun, Running, RunOptions
+    from toolbus.processes.loader import OwnRun, Running
     from toolbus.processes.output_tail import OutputTails
     from toolbus.processes.plugin_program import PluginProgram
     from toolbus.processes.supervisor import Command, PluginReport, RestartPolicy
-
-
-def read_programs(texts: Sequence[str]) -> list[PluginProgram]:
-    """Returns the programs that ``--exec`` names; ends the command if one is refused."""
-    from toolbus.errors import SetupError
-    from toolbus.processes.plugin_program import PluginProgram
-
-    try:
-        return [PluginProgram.parse(text) for text in texts]
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
 
 
 def find_plugins(paths: list[Path], options: Sequence[str]) -> tuple[list[Path], OwnRun | None]:
@@ -47,7 +36,6 @@ def find_plugins(paths: list[Path], options: Sequence[str]) -> tuple[list[Path],
     Args:
         options: those that are given and are for plugins with a process each.
     """
-    from toolbus.errors import SetupError
     from toolbus.processes.loader import loaders, missing_loaders
 
     for path in paths:
@@ -57,7 +45,7 @@ def find_plugins(paths: list[Path], options: Sequence[str]) -> tuple[list[Path],
     plugins: list[Path] = []
     rest: list[Path] = []
     notes: list[str] = []
-    try:
+    with terminal.wrong_usage():
         for path in paths:
             if not path.is_dir():
                 plugins.append(path)
@@ -68,8 +56,6 @@ def find_plugins(paths: list[Path], options: Sequence[str]) -> tuple[list[Path],
                 rest.append(path)
         if (own := next(filter(None, (loader.take(paths, rest, options) for loader in known)), None)) is not None:
             return [], own
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
     if rest:
         terminal.fail(f"{rest[0]} holds no plugins: name a plugin's file{missing_loaders()}", terminal.USAGE)
     for note in notes:
@@ -122,6 +108,7 @@ EPILOG = epilog(
         "toolbus run tools/",
         "toolbus run dice.js",
         """toolbus run --exec weather="node weather.js" news.py""",
+        "toolbus run -m my_package",
     ),
     """
     A plugin is a Python file, or a folder with a plugin.toml as N.E.K.O. has them; of a folder of such folders, each
@@ -139,7 +126,8 @@ EPILOG = epilog(
     --exec runs a program in any language as a plugin, for as long as it stays in the foreground, in the directory of
     this command. The command is split into words like a shell's, and no shell runs it: write sh -c '…' for one. The
     program gets TOOLBUS_ADDRESS, a TOOLBUS_TOKEN of its own, and the variables of a plugin; NAME names it in output and
-    its table of --secrets. One that ends with exit code 78 is given up at once.
+    its table of --secrets. One that ends with exit code 78 is given up at once. -m runs an installed package in the
+    same way, as python -m does; its name is the package's.
 
     Any other folder contains drop-in tools: files with one function or a few, run in sandboxed processes. Adding,
     changing or removing a file takes effect at once; calls in flight finish on the old code. Without a grant in
@@ -168,6 +156,12 @@ ExecOption = Annotated[
         "--exec",
         metavar="NAME=COMMAND",
         help="Run a program in any language as a plugin, without a shell; may be repeated, and goes with files.",
+    ),
+]
+ModuleOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--module", "-m", metavar="MODULE", help="Run an installed package as a plugin; may be repeated, as --exec."
     ),
 ]
 EnvOption = Annotated[
@@ -199,6 +193,7 @@ WatchOption = Annotated[bool, typer.Option("--watch", help="Replace a plugin whe
 def run(
     files: FilesArgument = None,
     programs: ExecOption = None,
+    modules: ModuleOption = None,
     bus: BusOption = None,
     credential: CredentialForPlugins = None,
     require_manifest: Annotated[
@@ -226,10 +221,11 @@ def run(
     ] = False,
 ) -> None:
     """Run plugins, or a folder of drop-in tools; restart those that die."""
-    if not files and not programs:
-        terminal.fail("nothing to run: name a plugin file, a folder, or --exec NAME=COMMAND", terminal.USAGE)
+    if not files and not programs and not modules:
+        terminal.fail("nothing to run: name a plugin file, a folder, -m MODULE or --exec NAME=COMMAND", terminal.USAGE)
     single = (
         ("--exec", programs),
+        ("-m", modules),
         ("--env", env),
         ("--secrets", secrets),
         ("--replicas", replicas > 1),
@@ -239,6 +235,8 @@ def run(
     plugin_paths, own = find_plugins(files or [], unfit)
     target = BusTarget(bus, credential)
     from toolbus.processes.loader import RunOptions
+    from toolbus.processes.plugin_process import ENTRIES_VARIABLE
+    from toolbus.processes.plugin_program import PluginProgram
     from toolbus.processes.supervisor import RestartPolicy
 
     output = RecordedOutput(print_json_report if as_json else PrefixedOutput(), tail_bytes, own)
@@ -247,12 +245,15 @@ def run(
     if own is None:
         if credential is not None:
             target.read()  # for its checks: the plugins connect, and this process may not
-        wanted: list[Path | PluginProgram] = [*plugin_paths * replicas, *read_programs(programs or ())]
-        commands = plugin_commands_of(wanted, target, _requests(env, entries), secrets, output)
+        with terminal.wrong_usage():
+            wanted = [*map(PluginProgram.parse, programs or ()), *map(PluginProgram.of_module, modules or ())]
+        requests = [*(env or ()), *([f"{ENTRIES_VARIABLE}=1"] if entries else ())]
+        commands = plugin_commands_of([*plugin_paths * replicas, *wanted], target, requests, secrets, output)
         plugins = _supervised(replicated(commands, replicas), output, restarts, stop_seconds, watch=watch)
     else:
         options = RunOptions(*target.read(), output, restarts, stop_seconds, require_manifest, secrets)
-        plugins = _start(own, options)
+        with terminal.wrong_usage():
+            plugins = own.start(options)
 
     note = json_note("text", plugin=OWN_NAME, event="output", stream="stderr") if as_json else text_note
     try:
@@ -275,31 +276,18 @@ def _supervised(
 ) -> Running:
     """Returns plugins that run as processes of their own; ends the command if nothing here can watch them."""
     from toolbus.common.part import load
-    from toolbus.errors import SetupError
     from toolbus.processes.supervisor import Supervisor
 
     if watch:
-        try:
+        with terminal.wrong_usage():
             watched: Running = load("toolbus.parts.development.reload:WatchedPlugins")(
                 commands, emit, restarts, stop_seconds
             )
-        except SetupError as error:
-            terminal.fail(str(error), terminal.USAGE)
-        return watched
+            return watched
     supervisor = Supervisor(emit, restarts=restarts, stop_seconds=stop_seconds)
     for name, command in commands.items():
         supervisor.add(name, command)
     return supervisor
-
-
-def _start(own: OwnRun, options: RunOptions) -> Running:
-    """Returns what a loader runs itself; ends the command if that cannot run here."""
-    from toolbus.errors import SetupError
-
-    try:
-        return own.start(options)
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
 
 
 async def _run_until_stopped(plugins: Running, target: BusTarget, output: RecordedOutput, *, connects: bool) -> bool:
@@ -318,24 +306,14 @@ def plugin_commands_of(
     emit: Callable[[PluginReport], None],
 ) -> dict[str, Command]:
     """Returns the command of each plugin, by name; ends this one if a variable or the file of secrets is refused."""
-    from toolbus.errors import SetupError
     from toolbus.processes.plugin_program import plugin_commands
     from toolbus.sdk.bus_address import written_address
 
     environment = dict(os.environ)
-    try:
+    with terminal.wrong_usage():
         if target.address:  # else a plugin's own credential says where the bus is
             environment["TOOLBUS_ADDRESS"] = written_address(target.address)
         return plugin_commands(plugins, environment, requests, secrets, emit, target.credential)
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
-
-
-def _requests(env: list[str] | None, entries: bool) -> list[str]:
-    """Returns the variables that every plugin gets besides the usual ones."""
-    from toolbus.processes.plugin_process import ENTRIES_VARIABLE
-
-    return [*(env or ()), *([f"{ENTRIES_VARIABLE}=1"] if entries else ())]
 
 
 def replicated(commands: dict[str, Command], replicas: int) -> dict[str, Command]:

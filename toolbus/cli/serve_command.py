@@ -237,11 +237,10 @@ def read_flags(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_settings(flags: dict[str, Any], file: Path | None) -> ServeSettings:
     try:
-        return settle(flags, os.environ, file)
+        with terminal.wrong_usage():
+            return settle(flags, os.environ, file)
     except ModuleNotFoundError as missing:
         _fail_without_extra(missing)
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
 
 
 def _fail_without_extra(missing: ModuleNotFoundError) -> NoReturn:

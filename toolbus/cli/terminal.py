@@ -99,6 +99,17 @@ def ending() -> Iterator[None]:
 
 
 @contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Ends the command as wrong usage where the block raises a SetupError."""
+    from toolbus.errors import SetupError
+
+    try:
+        yield
+    except SetupError as error:
+        fail(str(error), USAGE)
+
+
+@contextmanager
 def _writing() -> Iterator[None]:
     try:
         yield

@@ -1,4 +1,4 @@
-"""Parses ``toolbus run --exec NAME=COMMAND``, a program that runs as a plugin, and finds its file.
+"""Parses ``toolbus run --exec NAME=COMMAND`` and ``-m MODULE``, programs that run as plugins, and finds their files.
 
 A command is split into words as a shell does it, and no shell runs it.
 """
@@ -6,12 +6,15 @@ A command is split into words as a shell does it, and no shell runs it.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
@@ -72,6 +75,21 @@ class PluginProgram:
         if not words or not words[0]:
             raise SetupError(f"--exec {name}: the command is empty: write the program after =, as in {EXAMPLE}")
         return cls(name, tuple(words))
+
+    @classmethod
+    def of_module(cls, module: str) -> Self:
+        """Returns ``python -m MODULE`` for an installed package; no code of it runs in this process.
+
+        Raises:
+            SetupError: no such package is installed, or it cannot be run.
+        """
+        package = find_spec(module.partition(".")[0]) if re.fullmatch(r"\w+(\.\w+)*", module) else None
+        if package is None:
+            raise SetupError(f"-m {quote(module)}: no such package is installed for {sys.executable}: install it there")
+        folders = package.submodule_search_locations or () if package.name == module else ()
+        if folders and not any(Path(folder, "__main__.py").is_file() for folder in folders):
+            raise SetupError(f"-m {module}: the package has no __main__.py: add one that calls plugin.run()")
+        return cls(module, (sys.executable, "-P", "-m", module))  # -P: installed ones, none of the working directory
 
     def find(self, environment: Mapping[str, str]) -> str:
         """Returns the file that is executed.
@@ -164,8 +182,8 @@ def _check_names(taken: Sequence[str], programs: Sequence[PluginProgram]) -> Non
     for program in programs:
         if program.name in names:
             raise SetupError(
-                f"--exec {program.name}: two plugins of this run have the name {quote(program.name)}: "
-                "write another name before ="
+                f"two plugins of this run have the name {quote(program.name)}: give one of them another name, "
+                f"as in {EXAMPLE}"
             )
         names.add(program.name)
 

@@ -79,7 +79,7 @@ def test_a_file_holds_members_settings_model_and_prompt_tools(tmp_path: Path) ->
 
 
 def test_the_file_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "start" / "councils.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "start" / "council-settings.md").read_text("utf-8")
     blocks = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (shown,) = (block for block in blocks if "[[members]]" in block)
     (tmp_path / "prompts").mkdir()

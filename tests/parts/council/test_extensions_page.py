@@ -31,7 +31,8 @@ from toolbus.parts.council.deliberation import MAX_CHATS, MAX_ENTRIES_PER_CHAT, 
 from toolbus.parts.council.settings import ATTEMPTS
 from toolbus.parts.extension.extension import ToolInvocation
 
-PAGE = (Path(__file__).parents[3] / "docs" / "start" / "councils.md").read_text("utf-8")
+START = Path(__file__).parents[3] / "docs" / "start"
+PAGE = "\n".join((START / f"{page}.md").read_text("utf-8") for page in ("extensions", "councils", "council-settings"))
 SPINDLE = (Path(__file__).parents[3] / "docs" / "moving" / "spindle.md").read_text("utf-8")
 ANN = Member("m1", "Ann")
 EVENTS: tuple[CouncilEvent, ...] = (

@@ -439,8 +439,8 @@ class BusCouncil:
     council: Path | None = setting(
         None,
         PATH,
-        "the file of a [council](../start/councils.md#a-council-over-http) for hosts over HTTP; its [times and "
-        "tokens](../start/councils.md#times-and-tokens)",
+        "the file of a [council](../start/council-settings.md#a-council-over-http) for hosts over HTTP; its [times and "
+        "tokens](../start/council-settings.md#times-and-tokens)",
         check=is_file,
         option=Option("Run the council of this file for hosts that call over HTTP.", "FILE"),
     )

@@ -89,8 +89,8 @@ class DropinLoader(Loader):
             )
         if (folder / _OF_A_PLUGIN).is_file():
             raise SetupError(f"{folder} has a {_OF_A_PLUGIN}, which nothing reads here{missing_loaders()}")
-        if "--exec" in options:
-            raise SetupError(f"{folder} holds drop-in tools, and --exec runs a plugin: run them by two commands")
+        if programs := [each for each in ("--exec", "-m") if each in options]:
+            raise SetupError(f"{folder} holds drop-in tools, and {programs[0]} runs a plugin: run them by two commands")
         if unfit := [each for each in options if each != "--secrets"]:
             raise SetupError(
                 f"{unfit[0]} is for plugin files: name the variables of a tool in the folder's "

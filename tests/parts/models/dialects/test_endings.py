@@ -23,7 +23,7 @@ from toolbus.parts.models.dialects.endings import (
 )
 from toolbus.protocol.tool import Tool
 
-PAGE = Path(__file__).parents[4] / "docs" / "start" / "tool-loop.md"
+PAGE = Path(__file__).parents[4] / "docs" / "start" / "dialects.md"
 TOOLS = [Tool("get_weather", "Tells."), Tool("now", "Tells."), Tool("get_get_x", "Does.")]
 TABLES: Mapping[str, Endings] = {
     "openai": OPENAI_CHAT_ENDINGS,

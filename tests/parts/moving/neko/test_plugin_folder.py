@@ -83,13 +83,8 @@ async def test_the_documents_plugin_that_registers_by_http_itself_runs_as_it_is(
         assert bus.list() == []
 
 
-async def test_the_examples_of_the_moving_page_with_what_stands_for_its_dots_run(tmp_path: Path) -> None:
-    (text,) = (block.text for block in blocks("docs/moving/neko.md") if "# plugins/search/" in block.text)
-    folder = copied("weather", tmp_path)
-    manifest = folder / "plugin.toml"
-    manifest.write_text(manifest.read_text("utf-8").replace("WeatherPlugin", "SearchPlugin"), "utf-8")
-    (folder / "__init__.py").write_text(text, "utf-8")
-    with loaded(folder) as plugin:
+async def test_the_examples_of_its_documents_with_what_stands_for_their_dots_run(tmp_path: Path) -> None:
+    with loaded(copied("search", tmp_path)) as plugin:
         assert (await call(plugin, "search", {"query": "moon", "limit": 1})).output == ["moon"]
         failed = await call(plugin, "custom_tool", {"query": "moon"})
         assert failed.error is not None
