@@ -2,13 +2,15 @@
 
 Every 5 s one bus is killed, stopped, or shut down, by a seed, and comes back. Each second prints what the callers got.
 In the end: one outcome for each call, nothing ran twice that must not, nothing ran that was NOT_DISPATCHED, and no call
-of a read-only tool was lost.
+of a read-only tool was lost. Where Postgres is installed, the buses share their settings in one of the run's own, which
+is killed too; a rule that is set at one bus is timed until another one has it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import sys
@@ -20,6 +22,7 @@ from lab.commands import add_results, console_of, parser_of, printer, repeat_com
 from lab.judge import Verdict
 from lab.report import verdict_table
 from lab.stage import LOOPBACK, Stage, free_ports
+from tests.support.postgres import Server, find_programs, running_server
 from toolbus.errors import Code
 from toolbus.errors import Stage as CallStage
 from toolbus.protocol.tool import Result
@@ -27,10 +30,12 @@ from toolbus.sdk import Host, Plugin
 
 BUSES, HOSTS, CALLERS = 3, 8, 64
 WORK_SECONDS = 0.002  # of each call
-ENDS = ("kill", "freeze", "shutdown")
+ENDS = ("kill", "freeze", "shutdown", "database")
 AWAY_SECONDS = 2.0  # until a bus comes back
 FROZEN_SECONDS = (0.5, 4.0)
 PAUSE_SECONDS = 0.01  # of a caller after a failed call
+CHANGE_SECONDS = 0.1  # between two changes of a rule
+GIVE_UP_SECONDS = 2.0  # for a bus to answer who changes or reads a rule: it may be the one that goes
 
 
 class Tally:
@@ -42,6 +47,8 @@ class Tally:
         self.undispatched: list[int] = []  # numbers of `write` whose callers were told that it did not run
         self.longest = 0.0
         self.read_lost = 0
+        self.shared: list[float] = []  # seconds until another bus had a rule
+        self.refused = 0  # changes of rules
 
     def add(self, tool: str, number: int, result: Result, seconds: float) -> None:
         """Counts the outcome of a call."""
@@ -92,10 +99,11 @@ async def call_on(host: Host, first: int, tally: Tally, over: asyncio.Event) -> 
 class Buses:
     """The processes of the buses, each at an address of its own."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, storage: str) -> None:
         self._stage = stage
+        self._settings = {"TOOLBUS_STORAGE": storage} if storage else {}
         self.addresses = [f"{LOOPBACK.partition(':')[0]}:{port}" for port in free_ports(BUSES)]
-        self._processes = [stage.bus(grpc=address).child for address in self.addresses]
+        self._processes = [stage.bus(grpc=address, **self._settings).child for address in self.addresses]
 
     async def end(self, number: int, how: str, rng: random.Random) -> None:
         """Takes a bus away in one way, and brings it back."""
@@ -108,14 +116,44 @@ class Buses:
         process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
         await asyncio.to_thread(process.wait)
         await asyncio.sleep(AWAY_SECONDS)
-        self._processes[number] = (await asyncio.to_thread(self._stage.bus, grpc=self.addresses[number])).child
+        again = await asyncio.to_thread(self._stage.bus, grpc=self.addresses[number], **self._settings)
+        self._processes[number] = again.child
+
+
+async def change_rules(addresses: Sequence[str], tally: Tally, rng: random.Random, over: asyncio.Event) -> None:
+    """Sets a rule at one bus after the other, and takes the time until another bus has it."""
+    async with contextlib.AsyncExitStack() as stack:
+        hosts = [await stack.enter_async_context(Host(each, source=f"operator-{each}")) for each in addresses]
+        number = 0
+        while not over.is_set():
+            await asyncio.sleep(CHANGE_SECONDS)
+            number += 1
+            here, there = rng.sample(hosts, 2)
+            rule, began = {"kind": "tools", "name": "rule", "users": [f"user-{number}"]}, time.monotonic()
+            if (await here.call("toolbus:permit", rule, timeout=GIVE_UP_SECONDS)).error is not None:
+                tally.refused += 1
+                continue
+            while not over.is_set():
+                seen = await there.call("toolbus:permissions", {}, timeout=GIVE_UP_SECONDS)
+                if seen.error is not None:
+                    break
+                if f'"user-{number}"' in json.dumps(seen.output):
+                    tally.shared.append(time.monotonic() - began)
+                    break
 
 
 async def play(seconds: float, every: float, ends: Sequence[str], seed: int, say: Callable[[str], None]) -> Tally:
     """Runs the load for so long, and takes a bus away again and again."""
     tally, over, rng = Tally(), asyncio.Event(), random.Random(seed)
-    with Stage() as stage:
-        buses = await asyncio.to_thread(Buses, stage)
+    with contextlib.ExitStack() as ending:
+        server: Server | None = None
+        if find_programs() is not None:
+            server = ending.enter_context(running_server())
+        else:
+            say("each bus has settings of its own: install Postgres (apt-get install postgresql) to have them shared")
+            ends = [each for each in ends if each != "database"] or ["kill"]
+        stage = ending.enter_context(Stage())
+        buses = await asyncio.to_thread(Buses, stage, server.url("postgres") if server else "")
         address = ",".join(buses.addresses)
         async with contextlib.AsyncExitStack() as stack:
             plugin = await stack.enter_async_context(plugin_of(address, tally))
@@ -127,11 +165,19 @@ async def play(seconds: float, every: float, ends: Sequence[str], seed: int, say
                     await asyncio.sleep(PAUSE_SECONDS)
             callers = [asyncio.create_task(call_on(hosts[n % HOSTS], n, tally, over)) for n in range(CALLERS)]
             shows = asyncio.create_task(show(tally, say))
+            if server is not None:
+                callers.append(asyncio.create_task(change_rules(buses.addresses, tally, random.Random(seed), over)))
             until = time.monotonic() + seconds
             while (left := until - time.monotonic()) > 0:
                 await asyncio.sleep(min(every, left))
                 if until - time.monotonic() > every:
                     number, how = rng.randrange(BUSES), rng.choice(ends)
+                    if how == "database" and server is not None:
+                        say("database: killed")
+                        server.end(signal.SIGKILL)
+                        await asyncio.sleep(AWAY_SECONDS)
+                        await asyncio.to_thread(server.start)
+                        continue
                     say(f"{how}: bus {number} at {buses.addresses[number]}")
                     await buses.end(number, how, rng)
             over.set()
@@ -163,6 +209,19 @@ def judge(tally: Tally) -> list[Verdict]:
         Verdict("calls", "", str(total)),
         Verdict("lost calls of `write`, in flight on a bus that went", "", str(lost)),
         Verdict("longest call", "", f"{tally.longest:.2f} s"),
+        *_shared(tally),
+    ]
+
+
+def _shared(tally: Tally) -> list[Verdict]:
+    seconds = sorted(tally.shared)
+    if not seconds:
+        return []
+    half, most = (seconds[int(len(seconds) * share)] for share in (0.5, 0.99))
+    changes = f"{len(seconds) + tally.refused}, {tally.refused}"
+    return [
+        Verdict("a rule of one bus holds at another after (half, 99 of 100)", "", f"{half:.3f} s, {most:.3f} s"),
+        Verdict("changes of rules, and those refused while a bus or the database was away", "", changes),
     ]
 
 

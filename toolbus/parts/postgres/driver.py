@@ -18,7 +18,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, LiteralString, TypeVar
 from urllib.parse import urlsplit
 
@@ -40,6 +41,7 @@ RESULT_SECONDS = 10.0  # that reading or writing results may take, on threads of
 CONNECT_SECONDS = 5.0
 HEARD_SECONDS = 2.0  # until a notification that does not come counts as swallowed
 START_SECONDS = 15.0  # until the first rows are read; after that the bus does not start
+LOCK_SECONDS = 100  # above what a helper may take to renew a token
 RETRY_SECONDS = (0.1, 5.0)  # between attempts to connect: the first, the longest
 RESULT_DAYS = 2  # results that nobody wrote for so long are of buses that are gone
 CHANNEL = "toolbus"
@@ -223,6 +225,14 @@ class PostgresDriver(Driver):
     def look(self) -> None:
         """Reads what other buses changed, and returns when it is read."""
         self._do("settings", self._refresh, WRITE_SECONDS)
+
+    def locked(self, name: str) -> AbstractAsyncContextManager[None]:
+        """Holds a lock of the database for a block of the running loop; other buses wait for it.
+
+        Raises:
+            NotShared: on entering: the database is away, or another bus has held the lock for `LOCK_SECONDS`.
+        """
+        return _locked(self._url, str(self), name)
 
     def close(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -498,6 +508,23 @@ async def _is_heard(sender: Connection, listener: Connection) -> bool:
         async for each in listener.notifies(timeout=left, stop_after=1):
             heard = heard or each.payload == token
     return heard
+
+
+@contextlib.asynccontextmanager
+async def _locked(url: str, shown: str, name: str) -> AsyncIterator[None]:
+    connection: Connection | None = None
+    try:
+        connection = await _in_time(psycopg.AsyncConnection.connect(url, prepare_threshold=None))
+        await connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{LOCK_SECONDS}s",))
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
+    except (psycopg.Error, OSError) as error:
+        if connection is not None:
+            await connection.close()
+        raise NotShared(f"{shown} gives no lock ({_why(error)})") from None
+    try:
+        yield
+    finally:
+        await connection.close()  # which ends the transaction, and with it the lock
 
 
 async def _sweep(connection: Connection) -> None:

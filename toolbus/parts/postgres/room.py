@@ -13,7 +13,8 @@ from toolbus.bus.keys.keyring import Changed
 from toolbus.bus.storage.store import Kind, WriteFailed
 from toolbus.parts.postgres.settings import StorageSettings
 
-if TYPE_CHECKING:  # its driver is loaded where a bus has a database, and needs the extra
+if TYPE_CHECKING:  # their driver is loaded where a bus has a database, and needs the extra
+    from toolbus.parts.postgres.logins import SharedLogins
     from toolbus.parts.postgres.shared_store import SharedStore
 
 log = logging.getLogger("toolbus.storage")
@@ -39,13 +40,20 @@ class PostgresRoom(Room):
         self._store = cast("SharedStore", core.program.store) if shares else None
         self._watching: asyncio.Task[None] | None = None  # None without a database, and until started
         self._refreshing: asyncio.Task[None] | None = None  # puts revoked keys into force
+        self._logins: SharedLogins | None = None  # None without a database or a data directory, and until open
 
     def provides(self) -> Iterable[object]:
-        """Returns itself, which explains."""
-        return [self] if self._store is not None else []
+        """Returns itself, which explains, and the logins."""
+        return [each for each in (self._store and self, self._logins) if each is not None]
 
     async def open(self) -> None:
-        """Revokes the keys that were revoked at other buses."""
+        """Revokes the keys that were revoked at other buses, and takes over their logins."""
+        directory = self.core.config.data_dir
+        if self._store is not None and directory is not None:
+            from toolbus.parts.postgres.logins import SharedLogins
+
+            self._logins = SharedLogins(self._store, directory)
+            self._logins.compare()
         if self._store is not None and self.core.sessions.keyring is not None:
             self._store.on_change(REVOKED, self._revoke)
             self.core.sessions.doorman.on_refresh(self._keys_read)
@@ -54,12 +62,16 @@ class PostgresRoom(Room):
     async def start(self) -> None:
         """Begins to watch the database."""
         if self._store is not None:
+            if self._logins is not None:
+                self._logins.start()
             self._watching = asyncio.get_running_loop().create_task(self._watch(self._store), name="toolbus storage")
 
     async def stop(self) -> None:
         """Stops watching it."""
         if self._watching is not None:
             self._watching.cancel()
+        if self._logins is not None:
+            await self._logins.close()
 
     # -- how old the settings are --------------------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ class StorageSettings:
         None,
         TEXT,
         "the URL of a Postgres database in which [several buses](../start/shared-settings.md) share "
-        "roles, permissions, approvals, revoked keys and results of tasks; a password belongs into the variable",
+        "roles, permissions, approvals, revoked keys, logins and results of tasks; a password belongs into the "
+        "variable",
         check=_check_url,
         option=Option("Share settings and results with other buses, in this Postgres database.", "URL"),
         shown="the data directory",

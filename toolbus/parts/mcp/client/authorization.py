@@ -16,10 +16,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from toolbus.bus.keys.private_files import Stamp, make_directory, read_private, stamp_of, write_private
 from toolbus.common.text import clean_line, quote
@@ -48,12 +49,26 @@ def login_command(name: str, url: str) -> str:
     return f"run {install}`toolbus mount {name} --url {url} --login`"
 
 
+@runtime_checkable
+class LoginKeeper(Protocol):
+    """Has the logins of several buses in common."""
+
+    def exclusive(self, path: Path) -> AbstractAsyncContextManager[None]:
+        """Lets one bus at a time renew the token of a file, with what the one before it wrote."""
+
+
+@contextlib.asynccontextmanager
+async def _alone(path: Path) -> AsyncIterator[None]:
+    yield
+
+
 class TokenAuthorization:
     """The token of one mount.
 
     Args:
         path: of the file of its tokens.
         how: what to do where a user has to log in, as the end of a sentence.
+        keeper: where several buses have the login in common; None: this one has it alone.
         command: of the helper.
         clock: returns the time in seconds since the epoch.
     """
@@ -65,6 +80,7 @@ class TokenAuthorization:
         path: Path,
         how: str = "",
         *,
+        keeper: LoginKeeper | None = None,
         command: Sequence[str] = COMMAND,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -72,6 +88,7 @@ class TokenAuthorization:
         self._url = url
         self._path = path
         self._how = how or login_command(name, url)
+        self._exclusive = _alone if keeper is None else keeper.exclusive
         self._command = command
         self._clock = clock
         self._stamp: Stamp = None  # of the file when it was last read
@@ -105,7 +122,7 @@ class TokenAuthorization:
             name.lower() == "www-authenticate" and "insufficient_scope" in value for name, value in challenge.headers
         ):
             return False
-        async with self._renewing:
+        async with self._renewing, self._exclusive(self._path):
             header = await self.header()
             if header and header != challenge.used:
                 return True

@@ -15,7 +15,7 @@ from toolbus.bus.core import Core
 from toolbus.bus.keys.private_files import stamp_of
 from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest, Stage
-from toolbus.parts.mcp.client.authorization import TokenAuthorization, token_path
+from toolbus.parts.mcp.client.authorization import LoginKeeper, TokenAuthorization, token_path
 from toolbus.parts.mcp.client.duplex_process import DuplexProgram
 from toolbus.parts.mcp.client.entries import USER_REFERENCES, MountEntry
 from toolbus.parts.mcp.client.files import compare
@@ -39,18 +39,25 @@ OpenTransport = Callable[..., Transport]  # takes an entry, and the authorizatio
 _SERVING = (MountState.LIVE, MountState.DEGRADED, MountState.STOPPED)
 
 
-def open_remote(directory: Path | None, entry: MountEntry, authorization: Authorization | None = None) -> Transport:
+def open_remote(
+    directory: Path | None,
+    entry: MountEntry,
+    authorization: Authorization | None = None,
+    *,
+    keeper: LoginKeeper | None = None,
+) -> Transport:
     """Returns the transport to a server over HTTP; with a token, unless its operator wrote an Authorization.
 
     Args:
         directory: the data directory; None: the bus stores no tokens.
         authorization: of one user; None: that of the mount.
+        keeper: as of `TokenAuthorization`.
     """
     from toolbus.parts.mcp.client.http import HttpTransport  # a bus without such a server does not load it
 
     has_own = any(name.lower() == "authorization" for name in entry.headers)
     if authorization is None and directory is not None and not has_own:
-        authorization = TokenAuthorization(entry.name, entry.url, token_path(directory, entry.name))
+        authorization = TokenAuthorization(entry.name, entry.url, token_path(directory, entry.name), keeper=keeper)
     return HttpTransport(entry.name, entry.url, entry.headers, authorization)
 
 
@@ -78,6 +85,7 @@ class Mounts:
         self._core = core
         self._manifest = manifest
         self._open_remote = open_remote
+        self._keeper = core.rooms.provider(LoginKeeper)
         self._timings = timings or MountTimings()
         self._watch = LoginWatch(core.config.data_dir)
         self.logins = logins or UserLogins(None, lambda: "")
@@ -169,7 +177,7 @@ class Mounts:
                 return self._open_remote(entry, ExchangedAuthorization(exchange, user))
             how = f"{user.shown} gets a link to log in from any call of a tool of {entry.name}"
             path = self.logins.token_file(entry.name, user)
-            return self._open_remote(entry, TokenAuthorization(entry.name, entry.url, path, how))
+            return self._open_remote(entry, TokenAuthorization(entry.name, entry.url, path, how, keeper=self._keeper))
 
         return open_for
 

@@ -138,14 +138,15 @@ class McpClientRoom(Room):
             self._reviewing = asyncio.get_running_loop().create_task(mount.review_again(), name=f"review {source}")
 
     def _open_mounts(self) -> Mounts:
+        from toolbus.parts.mcp.client.authorization import LoginKeeper
         from toolbus.parts.mcp.client.mounts import Mounts, open_remote
         from toolbus.parts.mcp.client.offer import MountManifest
         from toolbus.parts.mcp.client.user_logins import UserLogins
 
         manifest = MountManifest(self.core.program.store, self._approved_elsewhere)
         data_dir = self.core.config.data_dir
-        logins = UserLogins(data_dir, self._base)
-        mounts = Mounts(self.core, manifest, partial(open_remote, data_dir), logins=logins)
+        logins, keeper = UserLogins(data_dir, self._base), self.core.rooms.provider(LoginKeeper)
+        mounts = Mounts(self.core, manifest, partial(open_remote, data_dir, keeper=keeper), logins=logins)
         self._tools.follow(mounts, manifest)
         return mounts
 
