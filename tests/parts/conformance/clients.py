@@ -39,6 +39,7 @@ CLIENTS: Mapping[str, Sequence[str]] = {
 BUILT: Mapping[str, Sequence[str]] = {
     "typescript": ("node", str(ROOT / "clients" / "typescript" / "build" / "conformance.js")),
     "go": (str(ROOT / "clients" / "go" / "build" / "conformance"),),
+    "rust": (str(ROOT / "clients" / "rust" / "build" / "debug" / "examples" / "conformance"),),
 }
 # The SDK in other ways, which keep the same rules: handlers on threads; with the switch that the commands set. They
 # are played where they are named.

@@ -239,6 +239,7 @@ class ClientStream:
         self.reads.set()
         self.session_id = f"{line.next_session():032x}"
         self.over = False  # whether either side has ended its direction
+        self.silent = True  # whether the client has sent no message
         self.answers_cancels = False  # whether calls that the client cancels end at once, as a bus ends them
         self._writing = asyncio.Lock()  # grpcio fails a write during another: steps and answers to cancels write
 
@@ -250,6 +251,7 @@ class ClientStream:
         try:
             async for request in requests:
                 number += 1
+                self.silent = False
                 items = items_of(request)
                 shown = json_format.MessageToDict(request, preserving_proto_field_name=True)
                 self._line.trace.add("→", self._line.name, shown or "an empty message")
@@ -411,15 +413,17 @@ class Line(rpc.ToolBusServiceServicer):
         """Passes the stream to the scenario, and ends it with the scenario's status."""
         stream = ClientStream(self, context)
         self._all.append(stream)
-        self.streams.put_nowait(stream)
         if not self._late_headers:
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata(())  # fails if its client has given it up already
+        self.streams.put_nowait(stream)
         reading = asyncio.create_task(stream.read(request_iterator))
         try:
             status, text = await stream.ending
         finally:
             stream.over = True
             reading.cancel()
+            if stream.silent:
+                stream.arrived.put_nowait(Arrived("gone", None, 0))
         if status != "OK":
             await context.abort(grpc.StatusCode[status], text)
 

@@ -52,9 +52,12 @@ class StreamVerbs:
 
     async def stream(self, line: Line, step: Mapping[str, Any]) -> None:
         expected = {**ATTACHES[line.name], **(step.get("stream") or step.get("accept") or {})}
-        line.current = stream = await self._stage.within(step, line.streams.get(), f"a new stream ({line.name})")
-        self._stage.opened, self._stage.starting = True, False
-        arrived = await self._stage.next(step, stream, "attach")
+        while True:
+            line.current = stream = await self._stage.within(step, line.streams.get(), f"a new stream ({line.name})")
+            self._stage.opened, self._stage.starting = True, False
+            arrived = await self._stage.next(step, stream, "attach")
+            if arrived.field != "gone":
+                break  # else its client gave it up before anything of it came: while nothing passed
         if arrived.field != "attach":
             raise Mismatch(f"the first message has {arrived.field}: it must have attach", "OPEN-1")
         attach = arrived.item

@@ -1,0 +1,145 @@
+//! Lists tools and calls them, usually for a language model.
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+use tonic::Code;
+
+use crate::calls::Call;
+use crate::pb::*;
+use crate::peer::{Feed, Options, Peer, complete};
+use crate::tools::Tools;
+use crate::values::{Error, Result, arguments_json};
+
+const LIST: Duration = Duration::from_secs(10); // for a listing, waiting for a connection included
+const CLOSE: Duration = Duration::from_secs(5);
+
+/// Calls tools. It connects when it is first used, and reconnects until it is closed or dropped.
+pub struct Host {
+    source: String,
+    options: Options,
+    addresses: Vec<String>,
+    peer: Arc<Peer>,
+}
+
+impl Host {
+    /// Makes a host that finds its bus by the environment.
+    pub fn new() -> Result<Self> {
+        Self::with("host", Options::default())
+    }
+
+    /// Makes a host; its source names it in records of calls.
+    pub fn with(source: &str, options: Options) -> Result<Self> {
+        let (options, addresses) = complete(options)?;
+        let peer = Peer::new(source, options.clone(), addresses.clone(), Tools::new(), None)?;
+        Ok(Host { source: source.into(), options, addresses, peer })
+    }
+
+    /// Waits until a bus has accepted this host.
+    pub async fn ready(&self) -> Result<()> {
+        self.peer.begin();
+        self.peer.connected().await
+    }
+
+    /// Calls a tool: `.await` gives its [`ToolResult`], also that of a failure. Arguments are anything that serde writes
+    /// as an object, or the JSON text that a model wrote, which is passed on unchanged.
+    ///
+    /// Without a connection it waits for one, and it is sent again where that is safe, both within its timeout.
+    pub fn call(&self, name: impl Into<String>, arguments: impl Serialize) -> Call {
+        self.peer.begin();
+        Call::new(self.peer.clone(), name.into(), arguments_json(&arguments))
+    }
+
+    /// Lists the tools that this host can call; `ListRequest::default()` asks for all. The pages are joined.
+    pub async fn list(&self, request: ListRequest) -> Result<ListResponse> {
+        self.peer.begin();
+        let end = Instant::now() + LIST;
+        let silent = |_| {
+            Error::Lost(Code::DeadlineExceeded, format!("no bus answered at {} within {LIST:?}", self.options.address))
+        };
+        let mut listing: Option<ListResponse> = None;
+        loop {
+            let Some(mut wire) = self.peer.wire() else {
+                timeout_at(end, self.peer.connected()).await.map_err(silent)??;
+                tokio::task::yield_now().await;
+                continue;
+            };
+            let page_token =
+                listing.as_mut().map_or_else(String::new, |listing| std::mem::take(&mut listing.next_page_token));
+            let mut asked = wire.request(ListRequest { page_token, ..request.clone() });
+            asked.set_timeout(end - Instant::now());
+            let page = timeout_at(end, wire.client.list(asked)).await.map_err(silent)??.into_inner();
+            let listing = match &mut listing {
+                Some(listing) => {
+                    listing.tools.extend(page.tools);
+                    listing.next_page_token = page.next_page_token;
+                    listing
+                }
+                None => listing.insert(page),
+            };
+            if listing.next_page_token.is_empty() {
+                return Ok(std::mem::take(listing));
+            }
+        }
+    }
+
+    /// Gives the whole catalog (`full`), then its changes; after a reconnect the whole catalog again.
+    pub fn watch(&self) -> Result<Watch<CatalogChange>> {
+        self.follow(Feed::Catalog)
+    }
+
+    /// Gives the notifications of plugins to users; after a reconnect also those that it missed.
+    pub fn notifications(&self) -> Result<Watch<Notification>> {
+        self.follow(Feed::Notifications)
+    }
+
+    fn follow<T>(&self, feed: fn(mpsc::UnboundedSender<T>) -> Feed) -> Result<Watch<T>> {
+        let (sender, items) = mpsc::unbounded_channel();
+        let options = Options { instance: String::new(), ..self.options.clone() };
+        let (options, _) = complete(options)?;
+        let peer = Peer::new(&self.source, options, self.addresses.clone(), Tools::new(), Some(feed(sender)))?;
+        peer.begin();
+        Ok(Watch { peer, items })
+    }
+
+    /// Disconnects; calls in flight end in CANCELLED.
+    pub async fn close(&self) {
+        self.peer.closed.cancel();
+        self.peer.leave();
+        let _ = self.peer.ended(CLOSE).await;
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.peer.leave();
+    }
+}
+
+/// What the bus sends to a subscription, on a stream of its own, which ends when it is dropped.
+pub struct Watch<T> {
+    peer: Arc<Peer>,
+    items: mpsc::UnboundedReceiver<T>,
+}
+
+impl<T> Watch<T> {
+    /// Waits for the next item; the error is that of a bus that refuses this host.
+    pub async fn next(&mut self) -> Result<T> {
+        tokio::select! {
+            biased;
+            Some(item) = self.items.recv() => Ok(item),
+            ended = self.peer.ended(Duration::MAX) => {
+                ended?;
+                Err(Error::Lost(Code::Unavailable, "the bus ended this session".into()))
+            }
+        }
+    }
+}
+
+impl<T> Drop for Watch<T> {
+    fn drop(&mut self) {
+        self.peer.leave();
+    }
+}

@@ -1,0 +1,626 @@
+//! Connects one peer to the bus: attaches, reads, reconnects with backoff, leaves; in the order of docs/protocol.md.
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use crate::link::{Item, Link};
+use crate::pb::event::Kind;
+use crate::pb::*;
+use crate::tools::Tools;
+use crate::values::{Error, Result, random};
+use crate::wire::{Wire, end_of, read_credential};
+
+const ADDRESS: &str = "127.0.0.1:48930";
+const STEADY: Duration = Duration::from_secs(1); // a session that lived so long resets the backoff
+const ATTACH_BYTES: usize = 12 << 20; // of the tools in one request; those that do not fit follow by Register
+const FAREWELL: Duration = Duration::from_millis(20); // for the connection to tell the bus that a stream is given up
+const REGISTER: Duration = Duration::from_secs(300);
+const EXPIRY_SECONDS: f64 = 7.0 * 86_400.0; // before a key expires: then a warning is logged
+
+/// Runs the streams of all peers, on a thread of its own: a handler that blocks its thread delays no heartbeat.
+static STREAMS: LazyLock<Handle> = LazyLock::new(|| {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("the system gives a program an event loop");
+    let handle = runtime.handle().clone();
+    let run = move || runtime.block_on(std::future::pending::<()>());
+    std::thread::Builder::new().name("toolbus".into()).spawn(run).expect("the system gives a program a thread");
+    handle
+});
+
+/// Takes a warning for the author.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What plugins and hosts can state about their connection; what is left out has its default.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT`, `mtls:HOST:PORT`, or several of them, separated by commas; by default
+    /// TOOLBUS_ADDRESS, then the credential's, then `127.0.0.1:48930`. A plugin attaches to all, a host to one at a time.
+    pub address: String,
+    /// The file that proves who this peer is, to a bus on another machine; by default TOOLBUS_CREDENTIAL.
+    pub credential: String,
+    /// Binds the source: while it is in use, only processes with the same token may use it; by default TOOLBUS_TOKEN.
+    pub token: String,
+    /// Names the process, so that its new connection replaces its old one; by default random.
+    pub instance: String,
+    /// Calls at once; 256 by default.
+    pub max_in_flight: u32,
+    /// Lists the tools as `source:name`, so that they never collide with another plugin's.
+    pub qualified: bool,
+    /// Texts for operators, which `toolbus list` shows.
+    pub notices: Vec<String>,
+    /// Offers none of the tools if the bus refuses one of them.
+    pub all_or_none: bool,
+    /// Takes warnings for the author; by default they go to standard error.
+    pub log: Option<Log>,
+}
+
+/// What a peer subscribes to, and where it goes.
+pub(crate) enum Feed {
+    Catalog(mpsc::UnboundedSender<CatalogChange>),
+    Notifications(mpsc::UnboundedSender<Notification>),
+}
+
+/// Where calls go.
+pub(crate) enum Route {
+    None,
+    Open(Arc<Link>),
+    Closed(String), // and why there will be no stream any more
+}
+
+#[derive(Default)]
+struct State {
+    refused: HashMap<(String, String), RefusedTool>, // by role and name
+    waiting: HashMap<(String, String), WaitingTool>,
+    shown_waiting: Vec<(String, String)>,
+    shown: String,             // why the last attempt failed, as it was logged; empty while attached
+    answered: Option<u64>,     // the version of the tools for which the bus has answered last
+    wire: Option<Wire>,        // of the current stream
+    newest: u64,               // the number of the newest notification
+    left: Option<String>,      // why this peer makes no new attempts
+    fatal: Option<Error>,      // why the bus refused tools that are to be offered all or none
+    ended: Option<Result<()>>, // how `run` ended
+}
+
+/// Holds one stream to a bus while it runs: offers tools, answers calls, makes calls.
+pub(crate) struct Peer {
+    source: String,
+    options: Options,
+    addresses: Vec<String>,
+    feed: Option<Feed>,
+    pub tools: Arc<Tools>,
+    pub route: watch::Sender<Route>,
+    pub closed: CancellationToken, // calls of our own end now
+    leaving: CancellationToken,
+    hurry: CancellationToken, // calls in flight are not waited for
+    begun: AtomicBool,
+    handlers: OnceLock<Handle>, // where they run: the runtime in which the peer began
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+}
+
+/// Returns the options with what the environment and the credential state, and the addresses.
+pub(crate) fn complete(mut options: Options) -> Result<(Options, Vec<String>)> {
+    for (value, name) in [
+        (&mut options.credential, "TOOLBUS_CREDENTIAL"),
+        (&mut options.address, "TOOLBUS_ADDRESS"),
+        (&mut options.token, "TOOLBUS_TOKEN"),
+    ] {
+        if value.is_empty() {
+            *value = std::env::var(name).unwrap_or_default();
+        }
+    }
+    if options.address.is_empty() {
+        options.address = read_credential(&options.credential)?.remove("address").unwrap_or_else(|| ADDRESS.into());
+    }
+    if options.instance.is_empty() {
+        options.instance = format!("{:016x}{:016x}", random(), random());
+    }
+    if options.address.contains("dns:") {
+        return Err(Error::Setup(format!(
+            "the address '{}' has dns:, which this library does not look up: list the addresses",
+            options.address
+        )));
+    }
+    let addresses = options.address.split(',').map(|each| each.trim().to_owned()).collect();
+    Ok((options, addresses))
+}
+
+impl Peer {
+    pub fn new(
+        source: &str,
+        options: Options,
+        addresses: Vec<String>,
+        tools: Arc<Tools>,
+        feed: Option<Feed>,
+    ) -> Result<Arc<Peer>> {
+        if source.is_empty()
+            || source.len() > 128
+            || !source.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte))
+        {
+            return Err(Error::Setup(format!("the source is '{source}', it must be 1 to 128 of [A-Za-z0-9_.:-]")));
+        }
+        Ok(Arc::new(Peer {
+            source: source.into(),
+            options,
+            addresses,
+            feed,
+            tools,
+            route: watch::Sender::new(Route::None),
+            closed: CancellationToken::new(),
+            leaving: CancellationToken::new(),
+            hurry: CancellationToken::new(),
+            begun: AtomicBool::new(false),
+            handlers: OnceLock::new(),
+            state: Mutex::default(),
+            changed: watch::Sender::new(()),
+        }))
+    }
+
+    pub fn log(&self, text: &str) {
+        match &self.options.log {
+            Some(log) => log(text),
+            None => eprintln!("toolbus: {text}"),
+        }
+    }
+
+    pub fn handlers(&self) -> &Handle {
+        self.handlers.get_or_init(Handle::current)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn refused(&self) -> Vec<RefusedTool> {
+        self.state().refused.values().cloned().collect()
+    }
+
+    pub fn waiting(&self) -> Vec<WaitingTool> {
+        self.state().waiting.values().cloned().collect()
+    }
+
+    /// Returns the connection of the current session; None without one.
+    pub fn wire(&self) -> Option<Wire> {
+        if matches!(*self.route.borrow(), Route::Open(_)) { self.state().wire.clone() } else { None }
+    }
+
+    /// Runs in the background, unless it runs already or has left.
+    pub fn begin(self: &Arc<Self>) {
+        if !self.begun.swap(true, Ordering::AcqRel) {
+            let peer = self.clone();
+            self.handlers.get_or_init(Handle::current);
+            STREAMS.spawn(async move {
+                let ended = peer.live().await;
+                if let Err(problem) = &ended {
+                    peer.log(&problem.to_string());
+                }
+                let why = match &ended {
+                    Err(problem) => format!("the bus refuses this peer: {problem}"),
+                    Ok(()) => peer.state().left.clone().unwrap_or_default(),
+                };
+                peer.close_route(why);
+                peer.state().ended = Some(ended);
+                peer.changed.send_replace(());
+            });
+        }
+    }
+
+    /// Shuts down gracefully: the bus sends no new calls, those in flight are finished, then the peer ends.
+    pub fn leave(self: &Arc<Self>) {
+        self.state().left.get_or_insert_with(|| "this peer has left the bus".into());
+        self.close_route("this peer is leaving the bus".into());
+        self.leaving.cancel();
+        if !self.begun.swap(true, Ordering::AcqRel) {
+            self.state().ended = Some(Ok(())); // it never began
+        }
+        self.changed.send_replace(());
+    }
+
+    /// Waits for the end, at most so long; then gives the stream up.
+    pub async fn ended(&self, grace: Duration) -> Result<()> {
+        if timeout(grace, self.until(|_| false)).await.is_err() {
+            self.hurry.cancel();
+        }
+        let _ = self.until(|_| false).await;
+        self.state().ended.clone().unwrap_or(Ok(()))
+    }
+
+    /// Waits until the bus has answered for all tools as they are now.
+    pub async fn declared(&self) -> Result<()> {
+        self.until(|state| state.answered == Some(*self.tools.version.borrow())).await
+    }
+
+    /// Waits until a bus has accepted this peer.
+    pub async fn connected(&self) -> Result<()> {
+        self.until(|state| state.answered.is_some() && state.wire.is_some()).await
+    }
+
+    async fn until(&self, condition: impl Fn(&State) -> bool) -> Result<()> {
+        let mut changed = self.changed.subscribe();
+        loop {
+            {
+                let state = self.state();
+                match &state.ended {
+                    Some(Err(problem)) => return Err(problem.clone()),
+                    Some(Ok(())) => return Err(Error::Lost(Code::Unavailable, state.left.clone().unwrap_or_default())),
+                    None if condition(&state) => return Ok(()),
+                    None => (),
+                }
+            }
+            let _ = changed.changed().await;
+        }
+    }
+
+    fn close_route(&self, why: String) {
+        self.route.send_if_modified(|route| {
+            let open = !matches!(route, Route::Closed(_));
+            if open {
+                *route = Route::Closed(why);
+            }
+            open
+        });
+    }
+
+    fn pause_route(&self) {
+        self.route.send_if_modified(|route| {
+            let open = matches!(route, Route::Open(_));
+            if open {
+                *route = Route::None;
+            }
+            open
+        });
+    }
+
+    // -- the life of the connection --------------------------------------------------------------------------------------
+
+    async fn live(self: &Arc<Self>) -> Result<()> {
+        let mut failures = 0; // attempts since the last steady session
+        let mut key_ended = false; // whether the session before ended because the bus no longer accepts its key
+        for attempt in 0.. {
+            if self.state().left.is_some() {
+                break;
+            }
+            let address = &self.addresses[attempt % self.addresses.len()];
+            let (end, lived) = self.serve(address).await;
+            if let Some(problem) = self.state().fatal.take() {
+                return Err(problem);
+            }
+            let (code, text) = match &end {
+                Error::Setup(_) => return Err(end),
+                Error::Refused(code, text) | Error::Lost(code, text) => (*code, text),
+            };
+            use Code::*;
+            let again = lived.is_none() || key_ended && lived.is_some_and(|lived| lived < STEADY);
+            key_ended = code == Unauthenticated;
+            let last = matches!(
+                code,
+                InvalidArgument | FailedPrecondition | NotFound | PermissionDenied | AlreadyExists | Unimplemented
+            );
+            if last || key_ended && again {
+                return Err(end);
+            }
+            failures = if lived.is_some_and(|lived| lived >= STEADY) { 0 } else { failures };
+            let (first, longest) = if matches!(code, ResourceExhausted | Internal) { (500, 10_000) } else { (50, 800) };
+            let upper = Duration::from_millis(longest.min(first << failures.min(10)));
+            if self.state().left.is_none() {
+                self.explain(address, &end, text, longest);
+                if lived.is_none() && (attempt + 1) % self.addresses.len() != 0 {
+                    continue; // another bus may be there
+                }
+                let _ = timeout(upper.mul_f64(random() as f64 / u64::MAX as f64), self.leaving.cancelled()).await;
+            }
+            failures += 1;
+        }
+        Ok(())
+    }
+
+    /// Logs why an attempt failed, once.
+    fn explain(&self, address: &str, end: &Error, text: &str, longest: u64) {
+        let hint = match (address.split(':').next(), text) {
+            (Some("tls"), "broken pipe" | "connection reset") => ": it may ask for a client certificate, at mtls:",
+            (Some("mtls"), text) if text.contains("ertificate") || text == "broken pipe" => {
+                ": the certificate of the credential may have expired"
+            }
+            (Some("tls" | "mtls" | "unix"), _) => "",
+            (_, text) if text.contains("frame") || text == "broken pipe" => {
+                ": if it shows a certificate, write tls: before the address"
+            }
+            _ => "",
+        };
+        let shown = format!(
+            "not attached to {address} ({end}){hint}: trying again, at least every {} s",
+            longest as f64 / 1000.0
+        );
+        let fresh = self.state().shown != shown;
+        if fresh {
+            self.log(&shown);
+            self.state().shown = shown;
+        }
+    }
+
+    /// Runs one stream from its attach to its end; returns its status, and how long the session was live, if it was.
+    async fn serve(self: &Arc<Self>, address: &str) -> (Error, Option<Duration>) {
+        let link = Link::new(self.options.max_in_flight);
+        let mut version = self.tools.version.subscribe();
+        self.declare(&link);
+        let stream = async {
+            let wire = Wire::connect(address, &self.options.credential).await?;
+            self.state().wire = Some(wire.clone());
+            let messages = futures_util::stream::unfold(link.clone(), |link| async move {
+                link.next().await.map(|message| (message, link))
+            });
+            let request = wire.request(messages);
+            let mut client = wire.client;
+            let mut incoming = client.invoke(request).await.map_err(|status| end_of(&status))?.into_inner();
+            while let Some(message) = incoming.message().await.map_err(|status| end_of(&status))? {
+                self.receive(message, &link);
+            }
+            Ok(())
+        };
+        let mut stream = Box::pin(stream);
+        let lost = |text: String| Err(Error::Lost(Code::Unavailable, text));
+        let (mut drained, mut given_up) = (false, true);
+        let end = loop {
+            tokio::select! {
+                end = &mut stream => {
+                    given_up = false;
+                    break end;
+                }
+                _ = version.changed() => self.declare_again(&link),
+                _ = self.leaving.cancelled(), if !drained => {
+                    drained = true;
+                    link.drain("leaving");
+                }
+                _ = self.hurry.cancelled() => break lost("the calls in flight took too long".into()),
+                _ = link.over.cancelled() => break lost("this peer gives the stream up".into()),
+                _ = sleep(link.tick()) => if let Some(text) = link.look() { break lost(text) },
+            }
+        };
+        let (attached, drained) = {
+            let state = link.state();
+            (state.attached, state.drain_received)
+        };
+        drop(stream);
+        if given_up {
+            sleep(FAREWELL).await;
+        }
+        self.pause_route();
+        self.state().wire = None;
+        link.end(end.is_ok() && drained);
+        let end = end.err().unwrap_or(Error::Lost(Code::Ok, "the stream ended".into()));
+        (end, attached.map(|attached| attached.elapsed()))
+    }
+
+    fn declare(&self, link: &Link) {
+        let version = *self.tools.version.borrow();
+        let mut pages = self.tools.pages(ATTACH_BYTES);
+        let tools = pages.remove(0);
+        let subscribe = match &self.feed {
+            Some(Feed::Catalog(_)) => vec![Subscription::Catalog.into()],
+            Some(Feed::Notifications(_)) => vec![Subscription::Notifications.into()],
+            None => Vec::new(),
+        };
+        let attach = Attach {
+            protocol_version: 1,
+            source: self.source.clone(),
+            instance: self.options.instance.clone(),
+            tools,
+            max_in_flight: self.options.max_in_flight,
+            max_message_bytes: 0,
+            qualified: self.options.qualified,
+            subscribe,
+            token: self.options.token.clone(),
+            notices: self.options.notices.clone(),
+            all_or_none: self.options.all_or_none,
+            notifications_after: self.state().newest,
+        };
+        let mut state = link.state();
+        (state.version, state.pages) = (version, pages);
+        state.declared.push_back(version);
+        drop(state);
+        link.put(Item::Attach(attach));
+    }
+
+    /// Declares the tools by a later attach, if they have changed since the last one.
+    fn declare_again(&self, link: &Link) {
+        let state = link.state();
+        if state.attached.is_some() && state.version != *self.tools.version.borrow() && !state.leaving() {
+            drop(state);
+            self.declare(link);
+        }
+    }
+
+    /// Offers the tools that did not fit into the attach.
+    async fn register(self: Arc<Self>, link: Arc<Link>, session_id: String, version: u64) {
+        let Some(mut wire) = self.state().wire.clone() else { return };
+        let pages = std::mem::take(&mut link.state().pages);
+        let all_or_none = self.options.all_or_none;
+        for tools in pages {
+            let request = RegisterRequest { session_id: session_id.clone(), source: String::new(), tools, all_or_none };
+            let mut request = wire.request(request);
+            request.set_timeout(REGISTER);
+            match wire.client.register(request).await {
+                _ if link.state().version != version => return, // a later attach declares them again
+                Ok(answer) => {
+                    let RegisterResponse { refused, waiting, .. } = answer.into_inner();
+                    self.note_refused(refused, &HashMap::new());
+                    self.note_waiting(waiting);
+                }
+                Err(status) => {
+                    self.log(&format!("the bus refused tools that did not fit into one message: {}", status.message()));
+                    if let problem @ Error::Refused(..) = end_of(&status)
+                        && all_or_none
+                    {
+                        self.state().fatal = Some(problem);
+                    }
+                    return link.over.cancel();
+                }
+            }
+        }
+        self.state().answered = Some(version);
+        self.changed.send_replace(());
+    }
+
+    // -- messages of the bus -----------------------------------------------------------------------------------------------
+
+    /// Handles the fields of a message, in the order of the protocol.
+    fn receive(self: &Arc<Self>, message: InvokeResponse, link: &Arc<Link>) {
+        link.hear();
+        if let Some(attached) = message.attached {
+            self.attached(attached, link);
+        }
+        for kind in message.events.into_iter().filter_map(|event| event.kind) {
+            self.note(kind, link);
+        }
+        self.tools.begin(message.calls, link, self);
+        for (on_progress, item) in link.progressed(message.progress) {
+            on_progress(item);
+        }
+        link.answered(message.results);
+        for cancel in message.cancels {
+            link.cancel(&cancel.call_id);
+        }
+        match message.heartbeat {
+            Some(echo) if echo.from_peer => self.tools.begin(link.echoed(echo.sequence), link, self),
+            Some(heartbeat) => link.put(Item::Heartbeat(heartbeat)),
+            None => (),
+        }
+        if let Some(drain) = message.drain {
+            self.drained(&drain.reason, link);
+        }
+        link.when_idle();
+    }
+
+    /// Takes the answer to an attach; the first one opens the session.
+    fn attached(self: &Arc<Self>, attached: Attached, link: &Arc<Link>) {
+        let itself = attached.refused_total == 0 && !attached.refused.is_empty();
+        if itself {
+            self.log(&format!("the bus refused the tools: {}", attached.refused[0].error)); // everything stays as it was
+        } else {
+            let before = std::mem::take(&mut self.state().refused);
+            self.state().waiting.clear();
+            self.note_refused(attached.refused.clone(), &before);
+            self.note_waiting(attached.waiting.clone());
+        }
+        let (version, more, first, leaving) = {
+            let mut state = link.state();
+            let version = state.declared.pop_front().unwrap_or(state.version);
+            let more = state.declared.is_empty() && !state.pages.is_empty() && !itself;
+            (version, more, state.attached.is_none(), state.leaving())
+        };
+        if more {
+            tokio::spawn(self.clone().register(link.clone(), attached.session_id.clone(), version));
+        } else {
+            self.state().answered = Some(version);
+        }
+        if first {
+            link.open(&attached);
+            self.state().shown.clear();
+            if attached.expires_seconds > 0.0 && attached.expires_seconds < EXPIRY_SECONDS {
+                let hours = attached.expires_seconds / 3600.0;
+                self.log(&format!("the key of {} expires in {hours:.1} hours: renew it", attached.identity));
+            }
+            if !leaving {
+                self.route.send_if_modified(|route| {
+                    let open = !matches!(route, Route::Closed(_));
+                    if open {
+                        *route = Route::Open(link.clone());
+                    }
+                    open
+                });
+            }
+        }
+        self.declare_again(link);
+        self.changed.send_replace(());
+    }
+
+    /// Takes an event. Events for the author are logged as warnings; unknown kinds are ignored.
+    fn note(&self, kind: Kind, link: &Link) {
+        match kind {
+            Kind::Catalog(change) => {
+                if let Some(Feed::Catalog(feed)) = &self.feed {
+                    let _ = feed.send(change);
+                }
+            }
+            Kind::Notification(notification) => {
+                let mut state = self.state();
+                state.newest = state.newest.max(notification.number);
+                if let Some(Feed::Notifications(feed)) = &self.feed {
+                    let _ = feed.send(notification);
+                }
+            }
+            Kind::ToolOverwritten(ToolOverwritten { name, by_source, .. }) => {
+                self.log(&format!("the tool '{name}' is not offered any more: the source '{by_source}' took its name"))
+            }
+            Kind::ToolRemoved(ToolRemoved { name, .. }) => {
+                self.log(&format!("the tool '{name}' is not offered any more: another client withdrew it"))
+            }
+            Kind::PermissionDenied(PermissionDenied { permission, operation }) => {
+                self.log(&format!("the bus refused '{operation}': the permission '{permission}' is missing"))
+            }
+            Kind::PermissionChanged(PermissionChanged { permission, granted, .. }) => {
+                self.log(&format!("the permission '{permission}' was {}", if granted { "granted" } else { "revoked" }));
+                if permission == "tools" && granted && !link.state().leaving() {
+                    self.declare(link); // the bus withdrew the tools
+                }
+            }
+            Kind::ToolsReviewed(ToolsReviewed { registered, refused, waiting, .. }) => {
+                let mut state = self.state();
+                let before = state.refused.clone();
+                let named = |name: &String| {
+                    registered.contains(name)
+                        || refused.iter().any(|tool| tool.name == *name)
+                        || waiting.iter().any(|tool| tool.name == *name)
+                };
+                state.refused.retain(|(_, name), _| !named(name));
+                state.waiting.retain(|(_, name), _| !named(name));
+                drop(state);
+                self.note_refused(refused, &before);
+                self.note_waiting(waiting);
+            }
+        }
+    }
+
+    /// Stores which tools the bus refused; logs each reason once, not again after every reconnect.
+    fn note_refused(&self, tools: Vec<RefusedTool>, before: &HashMap<(String, String), RefusedTool>) {
+        for tool in tools {
+            let key = (tool.role.clone().unwrap_or_default(), tool.name.clone());
+            if before.get(&key).is_none_or(|known| known.error != tool.error) {
+                self.log(&format!("the bus does not offer the tool '{}': {}", tool.name, tool.error));
+            }
+            self.state().refused.insert(key, tool);
+        }
+    }
+
+    /// Stores which tools wait for a role; logs each once.
+    fn note_waiting(&self, tools: Vec<WaitingTool>) {
+        for tool in tools {
+            let key = (tool.role.clone(), tool.name.clone());
+            if !self.state().shown_waiting.contains(&key) {
+                self.log(&format!(
+                    "the tool '{}' waits for role '{}', which the bus does not have",
+                    tool.name, tool.role
+                ));
+                self.state().shown_waiting.push(key.clone());
+            }
+            self.state().waiting.insert(key, tool);
+        }
+    }
+
+    fn drained(&self, reason: &str, link: &Link) {
+        link.state().drain_received = true;
+        self.pause_route(); // new calls wait for the next stream
+        if reason == "replaced" || reason == "requested" {
+            let text = format!("the bus ended this peer's session: {reason}");
+            self.log(&text);
+            self.state().left.get_or_insert(text.clone());
+            self.close_route(text);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Connects to a bus with tonic, by the credential as it is now. Addresses are `HOST:PORT` and `unix:PATH` without TLS,
+//! `tls:HOST:PORT` and `mtls:HOST:PORT` with it.
+use std::collections::HashMap;
+use std::error::Error as _;
+use std::time::Duration;
+
+use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status};
+
+use crate::pb::tool_bus_service_client::ToolBusServiceClient;
+use crate::values::{Error, Result};
+
+const WINDOW: u32 = 4 * 1024 * 1024; // bytes that may be under way
+
+/// One connection, on which every RPC carries the token of the credential.
+#[derive(Clone)]
+pub(crate) struct Wire {
+    pub client: ToolBusServiceClient<Channel>,
+    token: Option<AsciiMetadataValue>,
+}
+
+impl Wire {
+    pub async fn connect(address: &str, credential: &str) -> Result<Wire> {
+        let values = read_credential(credential)?;
+        let value = |name: &str| values.get(name).map_or("", String::as_str);
+        let (prefix, target) = match address.split_once(':') {
+            Some((prefix @ ("tls" | "mtls"), target)) => (prefix, target),
+            _ => ("", address),
+        };
+        let local = ["unix:", "127.0.0.1:", "localhost:", "[::1]:"].iter().any(|host| address.starts_with(host));
+        if !value("token").is_empty() && prefix.is_empty() && !local {
+            return Err(Error::Setup(format!("a token is not sent to {address} in plain text: write tls:{address}")));
+        }
+        let uri = match (prefix, target) {
+            (_, path) if path.starts_with("unix:") => path.to_owned(),
+            ("", _) => format!("http://{target}"),
+            _ => format!("https://{target}"),
+        };
+        let wrong = |_| {
+            Error::Setup(format!(
+                "the address '{address}' is not HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT"
+            ))
+        };
+        let mut endpoint = Endpoint::from_shared(uri).map_err(wrong)?;
+        endpoint = endpoint
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .http2_keep_alive_interval(Duration::from_secs(30))
+            .keep_alive_timeout(Duration::from_secs(10));
+        if !prefix.is_empty() {
+            let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(value("ca")));
+            if !value("key").is_empty() && !value("certificate").is_empty() {
+                tls = tls.identity(Identity::from_pem(value("certificate"), value("key")));
+            }
+            let unusable =
+                |problem| Error::Setup(format!("the credential {credential} cannot be used: {}", deepest(&problem)));
+            endpoint = endpoint.tls_config(tls).map_err(unusable)?;
+        }
+        let token = match value("token") {
+            "" => None,
+            token => Some(AsciiMetadataValue::try_from(format!("Bearer {token}")).map_err(|_| {
+                Error::Setup(format!("the token of {credential} is not printable ASCII: copy it again"))
+            })?),
+        };
+        let channel = endpoint.connect().await.map_err(|problem| Error::Lost(Code::Unavailable, deepest(&problem)))?;
+        let client = ToolBusServiceClient::new(channel).max_decoding_message_size(usize::MAX);
+        Ok(Wire { client, token })
+    }
+
+    /// Returns the request of an RPC.
+    pub fn request<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        request
+    }
+}
+
+/// Returns how a stream ended. What tonic makes of a broken connection counts as such, whichever code it chose.
+pub(crate) fn end_of(status: &Status) -> Error {
+    match status.source() {
+        Some(problem) => Error::Lost(Code::Unavailable, deepest(problem)),
+        None => Error::Refused(status.code(), status.message().to_owned()),
+    }
+}
+
+fn deepest(problem: &(dyn std::error::Error + 'static)) -> String {
+    problem.source().map_or_else(|| problem.to_string(), deepest)
+}
+
+/// Returns the values of a credential file; none without a path.
+pub(crate) fn read_credential(path: &str) -> Result<HashMap<String, String>> {
+    if path.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let unreadable = |problem| Error::Setup(format!("the credential {path} cannot be read: {problem}"));
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        if std::fs::metadata(path).map_err(unreadable)?.mode() & 0o077 != 0 {
+            return Err(Error::Setup(format!("other users can read the credential {path}: chmod 600 {path}")));
+        }
+    }
+    let content = std::fs::read_to_string(path).map_err(unreadable)?;
+    Ok(texts_of(&content))
+}
+
+/// Returns the texts of a TOML file as `toolbus keys add` writes it: in one line, or between three quotes.
+fn texts_of(content: &str) -> HashMap<String, String> {
+    let mut values = HashMap::new();
+    let mut rest = content;
+    while !rest.is_empty() {
+        let start = content.len() - rest.len();
+        let (line, next) = rest.split_once('\n').unwrap_or((rest, ""));
+        rest = next;
+        let Some((name, value)) = line.split_once('=') else { continue };
+        let value = value.trim_start();
+        let text = match ["\"\"\"", "'''"].iter().find_map(|quotes| value.strip_prefix(quotes).map(|_| quotes)) {
+            Some(quotes) => {
+                let from = start + line.find(quotes).unwrap_or(0) + quotes.len();
+                let (text, after) = content[from..].split_once(quotes).unwrap_or_default();
+                rest = after;
+                Some(text.trim_start_matches(['\r', '\n']).to_owned())
+            }
+            None if value.starts_with('\'') => value.split('\'').nth(1).map(str::to_owned),
+            None => serde_json::Deserializer::from_str(value).into_iter::<String>().next().and_then(|text| text.ok()),
+        };
+        values.extend(text.map(|text| (name.trim().to_owned(), text)));
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_credential_is_read_in_all_ways_in_which_toml_writes_texts() {
+        let file = "# of ann\naddress = \"tls:h:1\" # where\nname = 'a\\b'\nexpires = 2027-01-01T00:00:00Z\n\ntoken=\"t\\\"1\"\nca = \"\"\"\n-----BEGIN\nx=\n-----END\n\"\"\"\nkey = '''k\n'''\n";
+        let values = super::texts_of(file);
+        let value = |name: &str| values.get(name).map_or("", String::as_str);
+        assert_eq!([value("address"), value("name"), value("token")], ["tls:h:1", "a\\b", "t\"1"]);
+        assert_eq!([value("ca"), value("key"), value("expires")], ["-----BEGIN\nx=\n-----END\n", "k\n", ""]);
+        assert_eq!(super::texts_of("a = \"b\"").get("a").unwrap(), "b");
+    }
+}
