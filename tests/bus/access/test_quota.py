@@ -12,6 +12,7 @@ from tests.support.core_model import Core, StreamDouble, codes, tool
 from toolbus.bus.access.identity import Globs, Identity, Principal, Scopes
 from toolbus.bus.access.quota import BURST_SECONDS, MAX_REMEMBERED, Quota, Quotas
 from toolbus.errors import Code
+from toolbus.protocol.limits import Limits
 from toolbus.v1 import tool_pb2 as pb
 
 EVERY = Globs(["*"])
@@ -188,3 +189,13 @@ def test_an_identity_has_no_more_sessions_than_it_may() -> None:
     assert attach(core, who, instance="b").status is not None
     second.end()
     assert attach(core, who, instance="b").status is None
+
+
+def test_an_identity_whose_scopes_state_no_number_leaves_most_sessions_to_others() -> None:
+    core = Core(limits=Limits(sessions=20))
+    who = identity()
+    for name in "ab":
+        assert attach(core, who, instance=name).status is None
+    refused = attach(core, who, instance="c")
+    assert refused.status is not None
+    assert "has 2 sessions" in refused.status[1]

@@ -119,3 +119,15 @@ def test_closing_tells_those_who_still_read() -> None:
     end()
     bus.close()
     assert closed == ["first"]
+
+
+def test_a_source_that_says_much_takes_the_place_of_its_own_and_not_of_what_others_said() -> None:
+    bus = board()
+    assert bus.publish("modest", "", "keep me", "", 0.0) == 0
+    first = bus.newest
+    for number in range(60):
+        say(bus, "x" * 16_000, data=f'"{"y" * 200_000}"', now=float(number))
+    kept = list(bus.since(1, OBSERVER))
+    assert [each.text for each in kept if each.source == "modest"] == ["keep me"]
+    assert bus.lost_after(first) == 60 - (len(kept) - 1)
+    assert bus.lost_after(kept[-2].number) == 0

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.faults.raw_peer import RawPeer, echo, opening, tool
 from tests.support.core_model import Core
 from toolbus.bus import Bus
+from toolbus.bus.streams.server_handshake import GUARDED_SESSIONS
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import Limits
 from toolbus.sdk import Host, Plugin
@@ -255,3 +257,19 @@ async def test_draining_lets_calls_of_untrusted_sources_end() -> None:
             went_on.set()
             assert (await called).output == "done"
         await draining
+
+
+async def test_one_guarded_source_has_some_of_the_sessions_and_leaves_the_others_theirs(bus: Bus) -> None:
+    address = await bus.dropin_address()
+    async with AsyncExitStack() as stack:
+
+        async def peer() -> RawPeer:
+            return await stack.enter_async_context(RawPeer(address))
+
+        for number in range(GUARDED_SESSIONS):
+            await (await peer()).attach("dropin", token="t", instance=f"i{number}")
+        status, text = await (await peer()).refused(opening("dropin", token="t", instance="more"))
+        assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"'dropin' has {GUARDED_SESSIONS}" in text
+        await (await peer()).attach("dropin", token="t", instance="i0")  # takes over
+        await (await peer()).attach("dropin:kb", token="u")

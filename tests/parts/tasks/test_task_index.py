@@ -154,3 +154,30 @@ class LedgerModel(RuleBasedStateMachine):
 
 TestLedgerModel = LedgerModel.TestCase
 TestLedgerModel.settings = settings(max_examples=examples(15), stateful_step_count=30)
+
+
+def test_one_account_leaves_room_for_others_whatever_users_it_names() -> None:
+    ledger = TaskIndex(TaskLimits(running=100, running_per_owner=2))
+    begun = [ledger.begin(running(f"task_{number}", f"user {number}"), "identity greedy") for number in range(100)]
+    assert begun == [True] * 91 + [False] * 9
+    assert ledger.begin(running("another", "ann"), "identity modest")
+    ledger.end(finished("task_0"), 1.0)
+    assert not ledger.begin(running("task_100", "user 100"), "identity greedy")
+
+
+def test_the_finished_tasks_of_an_account_that_has_most_go_first() -> None:
+    ledger = TaskIndex(TaskLimits(finished_kept=4, finished_bytes=1000))
+    for number, account in enumerate(("modest", "greedy", "greedy", "greedy", "greedy", "greedy")):
+        ledger.begin(running(f"task_{number}", f"user {number}"), account)
+    evicted = [ledger.end(finished(f"task_{number}", owner=f"user {number}"), 1.0)[1] for number in range(6)]
+    assert evicted == [[], [], [], [], ["task_1"], ["task_2"]]
+    assert ledger.find("task_0") is not None
+
+
+def test_large_results_take_away_those_of_the_account_whose_results_are_largest() -> None:
+    ledger = TaskIndex(TaskLimits(finished_kept=10, finished_bytes=60))
+    for number, account in enumerate(("modest", "greedy", "greedy")):
+        ledger.begin(running(f"task_{number}", f"user {number}"), account)
+    ledger.end(finished("task_0", owner="user 0", output_json="x" * 20), 1.0)
+    ledger.end(finished("task_1", owner="user 1", output_json="x" * 25), 1.0)
+    assert ledger.end(finished("task_2", owner="user 2", output_json="x" * 25), 1.0)[1] == ["task_1"]

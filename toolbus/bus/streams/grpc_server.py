@@ -35,6 +35,7 @@ from toolbus.bus.streams.invoke_stream import Carrier, HeldBudget, HeldOutboxes,
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import to_listing
+from toolbus.bus.streams.server_handshake import own_sessions
 from toolbus.common.descriptors import share_of_descriptors
 from toolbus.common.local_users import socket_taken
 from toolbus.common.path_ownership import make_directory
@@ -49,6 +50,7 @@ from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
 log = logging.getLogger("toolbus.grpc")
 
 STREAMS_PER_SESSION = 2  # that an identity may have open: one may be replacing another
+CONNECTION_STREAMS = 256  # of other machines and sandboxes at once: further ones wait in the client
 READ_AHEAD_BYTES = 1 << 19
 CONNECTION_LOST_SECONDS = 0.05  # until grpcio says that the connection of a stream whose input ended broke
 REFUSED_READ_SECONDS = 1.0  # for the first message of a stream that is one too many
@@ -310,9 +312,9 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         if len(self._open) >= self._limits.sessions:
             limit = self._limits.sessions
             raise LimitExceeded("sessions", limit, f"the bus has {limit} streams and accepts no more")
-        own, most = self._streams_of[identity.name], identity.scopes.sessions if identity.scopes is not None else None
+        own, most = self._streams_of[identity.name], own_sessions(identity, self._limits)
         if most is not None and own >= most * STREAMS_PER_SESSION:
-            what = f"{identity.shown} has {own} streams, and its scope sessions allows no more"
+            what = f"{identity.shown} has {own} streams, all that its scope sessions allows"
             raise LimitExceeded("sessions", most, what)
         peer = Peer(self._limits, time.monotonic(), self._timings, identity)
         peer.address, peer.untrusted = address, self.is_guarded
@@ -422,11 +424,13 @@ class GrpcServer:
 
     def _serve_at(self, address: str, door: Door, credentials: grpc.ServerCredentials | None = None) -> int:
         """Adds a server for an address; returns its port, 1 for a unix socket, 0 where it cannot be bound."""
+        is_guarded = self._service.is_guarded
         server = grpc.aio.server(
             options=(
                 *_OPTIONS,
                 ("grpc.max_receive_message_length", self._limits.message_bytes),
                 ("grpc.max_allowed_incoming_connections", share_of_descriptors(0.5)),
+                *((("grpc.max_concurrent_streams", CONNECTION_STREAMS),) if credentials or is_guarded else ()),
             ),
             interceptors=[self._doors.interceptor(door)],
         )

@@ -17,6 +17,7 @@ from toolbus.bus.streams.health import Health
 from toolbus.bus.streams.lane_server import LaneServer
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
+from toolbus.bus.streams.server_handshake import SHARE
 from toolbus.common.stall import StallWatch
 from toolbus.common.text import quote
 from toolbus.errors import NotPermitted, SetupError
@@ -29,7 +30,6 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 # answer calls, and their own calls have no context, therefore no user and no level.
 
 DROPIN = "dropin"  # this source and those that begin with it and a colon may attach here, whatever the policy is
-SHARE = 10  # one in so many of the bus's sessions may be attached here
 
 
 class UntrustedService(ToolBusService):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -79,7 +79,6 @@ class NotificationBoard:
         # Numbers begin with the time in µs, so that they rise over restarts of a bus that persists nothing: no bus gets
         # one each µs. A bus with a data directory also continues after what it stored: the clock may be wrong.
         self.newest = self._first = int(clock() * 1e6)
-        self._dropped = self.newest  # the number of the newest that is not stored any more
         self._peers: dict[Peer, int] = {}  # subscribers → how many they have lost since the last that they got
         # Readers → who reads, and what to call when the bus stops.
         self._readers: dict[Callable[[BoardEntry], object], tuple[Principal, Callable[[], object]]] = {}
@@ -91,7 +90,7 @@ class NotificationBoard:
     def begin_after(self, number: int) -> None:
         """Goes on after a number of an earlier run, if that is higher; before anything is published."""
         if number >= self.newest:
-            self.newest = self._first = self._dropped = number + 1
+            self.newest = self._first = number + 1
 
     def publish(self, source: str, user_id: str, text: str, data_json: str, now: float) -> int:
         """Passes a notification on.
@@ -164,7 +163,8 @@ class NotificationBoard:
 
     def lost_after(self, number: int) -> int:
         """Returns how many of this run of the bus came after a number and are not stored any more; 0 after 0."""
-        return max(0, self._dropped - max(number, self._first)) if number else 0
+        after = max(number, self._first)
+        return max(0, self.newest - after - sum(each.number > after for each in self._newest)) if number else 0
 
     def shows(self, notification: BoardEntry, principal: Principal) -> bool:
         """Tells whether a principal may see a notification: its user, and a tool of its source."""
@@ -203,9 +203,13 @@ class NotificationBoard:
         self._newest.append(notification)
         self._stored_bytes += notification.size
         while len(self._newest) > MAX_STORED or self._stored_bytes > MAX_STORED_BYTES:
-            oldest = self._newest.popleft()
+            held = Counter[str]()  # by source: the oldest of the one that holds most goes
+            for each in self._newest:
+                held[each.source] += each.size
+            most = max(held, key=held.__getitem__)
+            oldest = next(each for each in self._newest if each.source == most)
+            self._newest.remove(oldest)
             self._stored_bytes -= oldest.size
-            self._dropped = oldest.number
 
 
 def _check(user_id: str, text: str, data_json: str) -> None:

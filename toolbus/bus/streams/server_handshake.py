@@ -44,8 +44,17 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 # It only looks up and remembers: sessions are opened by the handshake and ended by presence. The health of a source is
 # derived from these tables.
 
+GUARDED_SESSIONS = 32  # of one guarded source, whose groups have one each
+SHARE = 10  # one in so many of the bus's sessions are for one identity whose scopes state no number
 LOST_SECONDS = 3600.0  # how long a source is listed after its grace period, as the series of its tools are
 MAX_LOST = 1_000  # such sources: names that never come back must not fill the memory
+
+
+def own_sessions(identity: Identity, limits: Limits) -> int | None:
+    """Returns how many sessions an identity may have; None of a program of this machine."""
+    if identity.scopes is None:
+        return None
+    return max(1, limits.sessions // SHARE) if identity.scopes.sessions is None else identity.scopes.sessions
 
 
 class Traffic:
@@ -357,15 +366,20 @@ class ServerHandshake:
         if older is not None and not self._table.is_bound(attach.source):  # a token proves whose the source is
             _check_takeover(peer.principal.identity, older)
         self._check_own_sessions(peer.principal.identity, older)
+        of_source = len(self._table.by_source.get(attach.source, ())) - (older is not None)
+        if self._policy.is_untrusted(attach.source) and of_source >= GUARDED_SESSIONS:
+            raise LimitExceeded(
+                "sessions", GUARDED_SESSIONS, f"guarded source {attach.source!r} has {of_source}, the most of one"
+            )
         if len(self._table.sessions) >= (limit := self._limits.sessions):
             raise LimitExceeded("sessions", limit, f"the bus has {limit} sessions and accepts no more")
 
     def _check_own_sessions(self, identity: Identity, older: Peer | None) -> None:
         """Checks how many sessions an identity has, without the one that the new one replaces."""
-        limit = identity.scopes.sessions if identity.scopes is not None else None
+        limit = own_sessions(identity, self._limits)
         if limit is not None and self._table.count_of(identity, but=older) >= limit:
             raise LimitExceeded(
-                "sessions", limit, f"{identity.shown} has {limit} sessions, and its scope sessions allows no more"
+                "sessions", limit, f"{identity.shown} has {limit} sessions, all that its scope sessions allows"
             )
 
     def _judge(self, peer: Peer, attach: wire.Attach, *, qualified: bool) -> Judgement:

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 # Pure bookkeeping: nothing here waits, locks or reads a clock. A finished task expires when it is too old, or is
 # evicted by newer ones; a running task never is.
 
+ACCOUNT_SHARE = 9  # times as many tasks as may still begin, which one account may have running: some stay for others
 MAX_OWNER = 512  # characters: users in grants have half as many, and no limit below counts this text
 
 
@@ -102,19 +104,28 @@ class TaskIndex:
         self._per_owner: dict[str, int] = {}  # running tasks by owner, without owners that have none
         self._finished: dict[str, Task] = {}  # by task_id, in the order in which they ended
         self._since: dict[str, float] = {}  # when each of these was added
+        self._accounts: dict[str, str] = {}  # whose each task is; "" of those that were restored
         self._finished_bytes = 0
 
     def __repr__(self) -> str:
         return f"<TaskIndex running={len(self._running)} finished={len(self._finished)} bytes={self._finished_bytes}>"
 
-    def begin(self, task: Task) -> bool:
-        """Adds a running task; returns False, and adds nothing, above the limits or where its owner is too long."""
+    def begin(self, task: Task, account: str = "") -> bool:
+        """Adds a running task; returns False, and adds nothing, above the limits or where its owner is too long.
+
+        Args:
+            account: whose the call is: a source, or an identity that speaks for many users.
+        """
         if len(task.owner) > MAX_OWNER:
             return False
         owned = self._per_owner.get(task.owner, 0)
         if len(self._running) >= self._limits.running or owned >= self._limits.running_per_owner:
             return False
+        free = self._limits.running - len(self._running)
+        if account and sum(self._accounts[each] == account for each in self._running) > ACCOUNT_SHARE * free:
+            return False
         self._running[task.task_id] = task
+        self._accounts[task.task_id] = account
         self._per_owner[task.owner] = owned + 1
         return True
 
@@ -139,19 +150,20 @@ class TaskIndex:
                 del self._per_owner[task.owner]
         if task.size > limits.finished_bytes:
             task = task.without_result(f"it is larger than the limit finished_bytes = {limits.finished_bytes}")
+        self._accounts.setdefault(task.task_id, "")
         self._finished[task.task_id] = task
         self._since[task.task_id] = now
         self._finished_bytes += task.size
         evicted = []
         while len(self._finished) > limits.finished_kept or self._finished_bytes > limits.finished_bytes:
-            evicted.append(self._drop_oldest())
+            evicted.append(self._drop(self._oldest_of_most()))
         return task, evicted
 
     def expire(self, now: float) -> list[str]:
         """Drops tasks that were added too long ago. Returns their ids."""
         expired = []
         while self._finished and self._since[next(iter(self._finished))] + self._limits.finished_seconds <= now:
-            expired.append(self._drop_oldest())
+            expired.append(self._drop(next(iter(self._finished))))
         return expired
 
     def find(self, task_id: str, owner: str | None = None) -> Task | None:
@@ -168,9 +180,16 @@ class TaskIndex:
         """Returns the tasks that run, then the finished ones, each oldest first."""
         return [*self._running.values(), *self._finished.values()]
 
-    def _drop_oldest(self) -> str:
-        task_id = next(iter(self._finished))
-        del self._since[task_id]
+    def _oldest_of_most(self) -> str:
+        """Returns the oldest finished task of the account that has the most of what is too much."""
+        by_count, held = len(self._finished) > self._limits.finished_kept, Counter[str]()
+        for task_id, task in self._finished.items():
+            held[self._accounts[task_id]] += 1 if by_count else task.size
+        most = max(held, key=held.__getitem__)
+        return next(task_id for task_id in self._finished if self._accounts[task_id] == most)
+
+    def _drop(self, task_id: str) -> str:
+        del self._since[task_id], self._accounts[task_id]
         self._finished_bytes -= self._finished.pop(task_id).size
         return task_id
 
@@ -431,7 +450,7 @@ class TaskManager:
             made_by.principal, made_by.budget, self._called, made_by.quota, may_set_context=made_by.may_set_context
         )
         task_call = TaskCall(call, task.task_id, caller, cancel, calls)
-        if not self._begin(task, Work(task_call.stop, task_call)):
+        if not self._begin(task, Work(task_call.stop, task_call), call.root.caller.principal.account):
             return None
         return caller, task.task_id, Result(call.call_id, dump_json(envelope(task)))
 
@@ -673,9 +692,9 @@ class TaskManager:
         if self._store is not None:
             self._store.close()
 
-    def _begin(self, task: Task, work: Work) -> bool:
+    def _begin(self, task: Task, work: Work, account: str = "") -> bool:
         with self._lock:
-            if self._closed or not self._index.begin(task):
+            if self._closed or not self._index.begin(task, account):
                 return False
             self._work[task.task_id] = work
             self._persist(task)
