@@ -86,10 +86,6 @@ def _no_rules() -> AccessRules:
     return AccessRules()
 
 
-def _allowed(reader: Reader) -> dict[str, tuple[str, ...]]:
-    return {tool: TEXTS.read(names) for tool, names in reader.entries().items()}
-
-
 def _check_grpc(name: str, addresses: tuple[str, ...]) -> None:
     if not addresses:
         raise SetupError(f"{name} has no address: give at least one, for example {DEFAULT_GRPC}")
@@ -325,9 +321,6 @@ class Config:
         "blocked, and they may neither administer the bus nor set a context. `*` at the end stands for any rest",
         check=check_sources,
     )
-    tripwire: str = setting(
-        "default", TEXT, "the rules that recognize secrets by their names: `default` or `synchronet`"
-    )
     offered: tuple[str, ...] = setting(
         (),
         TEXTS,
@@ -377,7 +370,6 @@ class Config:
     # -- tables of the file
     limits: Limits = setting(Limits, table(_limits), check=_check_limits)
     permissions: AccessRules = setting(_no_rules, table(_rules))
-    tripwire_allow: Mapping[str, tuple[str, ...]] = setting(dict, table(_allowed))
     parts: tuple[Any, ...] = ()
 
     if TYPE_CHECKING:  # the parts' settings: `toolbus.parts` lists the records that declare them, a test compares
@@ -402,6 +394,8 @@ class Config:
         trace_most: int = 100
         trace_ratio: float = 0.0
         traces: str | None = None
+        tripwire: str = "default"
+        tripwire_allow: Mapping[str, tuple[str, ...]] = {}
         upstream: str | None = None
     else:
 
@@ -443,20 +437,11 @@ class Config:
                 "the addresses tls:, mtls: and https need keys, and this bus has no data directory to hold them: give "
                 "it one with --data-dir, or name the directory of the keys with --keys"
             )
-        self._check_tripwire()
         if self.missed_heartbeats_gone < self.missed_heartbeats:
             raise SetupError(
                 f"missed_heartbeats_gone is {self.missed_heartbeats_gone}, less than missed_heartbeats = "
                 f"{self.missed_heartbeats}: a session ends after its calls, so give at least as many"
             )
-
-    def _check_tripwire(self) -> None:
-        from toolbus.bus.calls.tripwire import Tripwire
-
-        try:
-            Tripwire(self.tripwire, self.tripwire_allow)  # type: ignore[arg-type]  # it checks the preset
-        except InvalidRequest as error:
-            raise SetupError(str(error)) from None
 
     @property
     def timings(self) -> Timings:

@@ -22,7 +22,6 @@ from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit import Audit
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.entry import BUS_SOURCE
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
@@ -174,7 +173,6 @@ class Bus(EmbeddedBus):
             self.records,
             config.limits,
             arm=self._sweeps.arm,
-            tripwire=Tripwire(config.tripwire, config.tripwire_allow),  # type: ignore[arg-type]
             stuck_seconds=timings.stuck_seconds,
             first_id=secrets.randbits(48),
             repairs=config.repair_arguments,

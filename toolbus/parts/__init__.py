@@ -108,6 +108,11 @@ PARTS: tuple[Part, ...] = (
         settings=("toolbus.parts.mcp.settings:McpConfig",),
         needs=("pins", "tasks"),
     ),
+    Part(
+        "tripwire",
+        rooms=(PartRoom("toolbus.parts.tripwire.room:TripwireRoom", before="CallbacksRoom"),),
+        settings=("toolbus.parts.tripwire.settings:TripwireSettings",),
+    ),
     Part("budgets", rooms=(PartRoom("toolbus.parts.budgets.room:BudgetsRoom", before="StreamsRoom"),)),
     Part(
         "overlays",
@@ -185,7 +190,7 @@ PARTS: tuple[Part, ...] = (
         rooms=(PartRoom("toolbus.parts.dropin.room:DropinRoom"),),
         loaders=("toolbus.parts.dropin.dropin_loader:DropinLoader",),
         settings=("toolbus.parts.dropin.settings:DropinSettings",),
-        needs=("extension",),
+        needs=("extension", "tripwire"),
         guards=("require_manifest",),
     ),
     Part("extension"),

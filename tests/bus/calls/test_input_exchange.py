@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.core_model import Core, KeeperDouble, PeerDouble, answer, call, error_of, nested, one_call, tool
 from toolbus.bus.calls.call_records import RecordFilter
-from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.errors import Code, InvalidTool, Stage
+from toolbus.parts.tripwire.tripwire import Tripwire
 from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.core_model import Core, PeerDouble, tool
 from toolbus.bus.calls.call_records import RecordFilter
-from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.errors import Code
+from toolbus.parts.tripwire.tripwire import Tripwire
 from toolbus.v1 import tool_pb2 as pb
 
 VALUE = "hunter2"

@@ -17,7 +17,6 @@ from tests.parts.dropin.loaded_files import call
 from tests.parts.dropin.script_cases import Load, load
 from tests.parts.dropin.test_spindle_scripts import answering
 from tests.support.tool_folders import offered_folder
-from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.errors import SetupError
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.scope import ToolScope
@@ -25,6 +24,7 @@ from toolbus.parts.dropin import spindle_services
 from toolbus.parts.dropin.group_process import ProcessPlan
 from toolbus.parts.dropin.manifest import FileGrants, Target
 from toolbus.parts.dropin.spindle_services import SpindleServices
+from toolbus.parts.tripwire.tripwire import Tripwire
 
 
 class _Api(http.server.BaseHTTPRequestHandler):

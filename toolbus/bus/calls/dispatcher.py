@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from toolbus.bus.access.identity import Principal
@@ -38,7 +39,6 @@ from toolbus.bus.calls.refusals import (
     too_fast,
     window_full,
 )
-from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import BUS_SOURCE, RUN_SOURCES, Declaration, Entry, Handler
 from toolbus.bus.catalog.policy import Policy
@@ -286,7 +286,20 @@ NO_OUTPUT = 4  # characters of null: only what is no longer can be a result with
 OUTPUT_SCHEMA = "output_schema"  # `CallError.reason` where an output breaks the tool's own schema
 
 
-def review(call: Call, result: pb.ToolResult, limits: Limits, tripwire: Tripwire | None) -> int:
+class SecretCheck(Protocol):
+    """Finds secrets in what untrusted sources say."""
+
+    def check(self, tool_name: str, output_json: str) -> str | None:
+        """Returns why a text is blocked; None where it is not."""
+
+    def check_result(self, tool_name: str, result: pb.ToolResult) -> str | None:
+        """Does the same for a result."""
+
+    def clear_progress(self, tool_name: str, progress: pb.ToolProgress) -> None:
+        """Clears texts of progress that would be blocked."""
+
+
+def review(call: Call, result: pb.ToolResult, limits: Limits, tripwire: SecretCheck | None) -> int:
     """Changes a result to one that the caller may get.
 
     Args:
@@ -407,7 +420,6 @@ class Dispatcher:
         limits: Limits,
         *,
         arm: Callable[[float], None],
-        tripwire: Tripwire | None = None,
         background: Background | None = None,
         stuck_seconds: float = DEFAULT_TIMINGS.stuck_seconds,
         first_id: int = 1,
@@ -420,7 +432,7 @@ class Dispatcher:
         self._budgets: WeakValueDictionary[str, ArgumentBudget] = WeakValueDictionary()  # by the caller's source
         self._last_id = first_id - 1  # the last id that a call got towards its handler
         self.quotas = Quotas()
-        self.tripwire = tripwire
+        self.tripwire: SecretCheck | None = None
         self.view = CatalogView(registry, policy)
         self.records = records
         self.observer = CallObserver(registry, records, metrics)
@@ -737,6 +749,6 @@ class Dispatcher:
                 call.idle_deadline = now + idle
             call.caller.progress(call.call_id, message)
 
-    def _tripwire_for(self, handler: Handler) -> Tripwire | None:
+    def _tripwire_for(self, handler: Handler) -> SecretCheck | None:
         """Returns what checks the results of a handler; None where its source is trusted."""
         return self.tripwire if self._policy.is_untrusted(handler.source) else None

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from toolbus.bus.access.identity import Principal, principal_of
-from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.core import Core, Room
 from toolbus.bus.storage.store import Kind
 from toolbus.common.text import dump_json, quote
@@ -98,7 +97,7 @@ class NotificationsRoom(Room):
         return {"number": self._board.newest, "hosts": hosts}
 
     def _check_secrets(self, source: str, content: str) -> None:
-        tripwire: Tripwire | None = self.core.calls.dispatcher.tripwire
+        tripwire = self.core.calls.dispatcher.tripwire
         blocked = tripwire.check("notify", content) if tripwire is not None else None
         if blocked:
             raise InvalidRequest(f"the notification of untrusted source {source!r} may hold a secret: {blocked}")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from toolbus.bus.calls import tripwire
-from toolbus.bus.calls.tripwire import MAX_LEVELS, MAX_SHOWN, Preset, Tripwire
 from toolbus.errors import InvalidRequest
+from toolbus.parts.tripwire import tripwire
+from toolbus.parts.tripwire.tripwire import MAX_LEVELS, MAX_SHOWN, Preset, Tripwire
 from toolbus.v1 import tool_pb2 as pb
 
 # Synchronet's list, as it is and as it is not: half of it may surprise.
