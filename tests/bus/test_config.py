@@ -287,7 +287,7 @@ def test_a_switch_on_a_higher_level_empties_what_a_lower_one_set(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("htpp = 1", "unknown key htpp (did you mean http?); known are adopt_roles, audit, audit_calls"),
+        ("htpp = 1", "unknown key htpp (did you mean http?); known are adopt_roles, approvals, audit, audit_calls"),
         ("[limits]\nspeed = 1", "unknown key limits.speed; known are arguments_bytes"),
         ("limits = 1", "limits is 1, it must be an object"),
         ("[limits]\ntools = 1.5", "limits.tools is 1.5, it must be a whole number"),
