@@ -363,6 +363,7 @@ async def test_only_the_browser_that_has_seen_the_page_of_the_bus_ends_a_login(t
         assert declined.error is not None
         assert (declined.error.code, declined.error.stage) == (Code.TOOL, Stage.NOT_DISPATCHED)
         assert "did not log in" in declined.error.message
+        assert mount.logins.kept() == []
         assert not mount.logins.pending
 
 
@@ -396,6 +397,24 @@ async def test_the_catalog_is_what_the_server_lists_to_the_operator_or_to_nobody
             expected = {"far:whose"} if lists else {"far:whose", "far:only-operator"}
             assert {each.tool.name for each in bus.list() if each.source == "far"} == expected
             assert (await call(bus, "bob")).input_requests_json  # the operator's token makes no calls
+
+
+async def test_a_server_that_lists_no_longer_keeps_its_tools_until_its_operator_has_logged_in(tmp_path: Path) -> None:
+    async with tracker() as server:
+        give_token(tmp_path, server.url, User("host", "ann"), "token-of-ann")
+        async with mounted(tmp_path, {"url": server.url}) as (bus, mount):
+            assert (await call(bus, "ann")).output == "token-of-ann"
+            sleeping = mount.connected_users
+            server.lists = False
+            mount.logged_in()  # lists anew, as after a restart of the server
+            await until(lambda: mount.state is MountState.DEGRADED)
+            assert "cannot list its tools again" in mount.reason
+            assert (await call(bus, "ann")).output == "token-of-ann"
+            tokens = {"access_token": "operator", "token_type": "Bearer"}
+            write_document(token_path(tmp_path / "data", "far"), {"url": server.url, "tokens": tokens})
+            await until(lambda: mount.state is MountState.LIVE)
+            assert mount.connected_users == sleeping
+            assert "far:only-operator" in {each.tool.name for each in bus.list()}
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class MountFeatures:
         self.min_level = entry.min_level
         self.capabilities: Collection[str] = ()
         self.instructions = ""
+        self._subscribes = not entry.is_per_user  # the server that lists is not that of a client's user
         self._connected = connected
         self._wake = wake
         self._lists: Mapping[str, Sequence[dict[str, Any]]] = {}
@@ -108,6 +109,8 @@ class MountFeatures:
 
     def subscribe(self, uri: str, on_update: OnUpdate) -> Callable[[], None]:
         """Calls `on_update` at each update of a resource; all listeners share one subscription at the server."""
+        if not self._subscribes:
+            return lambda: None
         listeners = self._listeners.setdefault(uri, [])
         listeners.append(on_update)
         if len(listeners) == 1:
@@ -132,7 +135,10 @@ class MountFeatures:
             for kind in ("prompts", "resources", "templates")
         }
         named = [kind for kind in ("prompts", "resources", "completions") if peer_can(kind, "")]
-        self.capabilities = (*named, *(["subscribe"] if peer_can("resources", "subscribe") else []))
+        self.capabilities = (
+            *named,
+            *(["subscribe"] if self._subscribes and peer_can("resources", "subscribe") else []),
+        )
         moved = {kind for kind, entries in self._lists.items() if entries != before.get(kind, [])}
         kinds = ["prompts"] if "prompts" in moved or ("prompts" in named) != ("prompts" in capabilities) else []
         return (*kinds, *(["resources"] if moved & {"resources", "templates"} else []))

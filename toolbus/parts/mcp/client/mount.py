@@ -177,6 +177,7 @@ class Mount:
         self.fix = ""
         self.restarts = 0
         self.last_error = ""
+        self.wants_login = False  # whether only its operator's login lets it go on; set when it is given up
         self._open_transport = open_transport
         self._first_start = first_start or asyncio.Lock()
         self._on_state = on_state
@@ -248,6 +249,7 @@ class Mount:
     def restart(self) -> None:
         """Restarts the server, also one that was given up or waits for a login."""
         self.generation = next(_GENERATIONS)
+        self.wants_login = False
         if self.state in (MountState.FAILED, MountState.NEEDS_LOGIN):
             self._set(MountState.STARTING)
         self._over.set()
@@ -334,6 +336,7 @@ class Mount:
 
     def _give_up(self, state: MountState, reason: str, fix: str) -> None:
         self._needed.clear()
+        self.wants_login = state is MountState.NEEDS_LOGIN
         self.last_error = reason
         self._set(state, reason, fix)
         log.error("mount %s: %s: %s; %s", self.name, state.value, reason, fix)
@@ -348,6 +351,10 @@ class Mount:
     def take_login(self, call: Call, error: NeedsLogin) -> bool:
         """Leaves a call to its handler, which ends it: only the operator can log in."""
         return False
+
+    def logged_in(self) -> None:
+        """Goes on after its operator has logged in."""
+        self.restart()
 
     def _set(self, state: MountState, reason: str = "", fix: str = "") -> None:
         self.state, self.reason, self.fix = state, reason, fix

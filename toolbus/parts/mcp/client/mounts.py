@@ -87,7 +87,7 @@ class Mounts:
         self._open_remote = open_remote
         self._keeper = core.rooms.provider(LoginKeeper)
         self._timings = timings or MountTimings()
-        self._watch = LoginWatch(core.config.data_dir)
+        self._polls: dict[str, asyncio.Task[None]] = {}  # of the tokens of mounts that need a login
         self.logins = logins or UserLogins(None, lambda: "")
         self._mounts: dict[str, Mount] = {}
         self._launchers: dict[str, asyncio.Lock] = {}  # held during first starts, by program: `npx`, `uvx`
@@ -145,7 +145,8 @@ class Mounts:
         """Ends all servers and their processes."""
         async with self._changing:
             mounts, self._mounts = self._mounts, {}
-            self._watch.close()
+            for poll in self._polls.values():
+                poll.cancel()
             await asyncio.gather(self.logins.close(), *(mount.stop() for mount in mounts.values()))
             if self._lifeline is not None:
                 self._lifeline.close()
@@ -183,8 +184,11 @@ class Mounts:
 
     def _state_changed(self, mount: Mount) -> None:
         self._core.signals.source_changed(mount.name)
-        if mount.state is MountState.NEEDS_LOGIN:
-            self._watch.wait(mount.name, mount.restart)
+        data_dir = self._core.config.data_dir
+        if mount.wants_login and data_dir is not None and mount.name not in self._polls:
+            poll = asyncio.create_task(_poll(token_path(data_dir, mount.name), mount.logged_in))
+            self._polls[mount.name] = poll
+            poll.add_done_callback(lambda _: self._polls.pop(mount.name, None))
 
     def _open_program(
         self, entry: MountEntry, user: User | None = None, exchange: TokenExchange | None = None
@@ -286,37 +290,11 @@ class MountOutput:
 
 # -- logins ------------------------------------------------------------------------------------------------------------
 
-POLL_SECONDS = 1.0  # between two looks at the file
-
-
-class LoginWatch:
-    """Polls the token files of the mounts that need a login.
-
-    Args:
-        directory: the data directory; None: the bus stores no tokens.
-    """
-
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by mount
-
-    def __repr__(self) -> str:
-        return f"<LoginWatch {' '.join(self._tasks)}>"
-
-    def wait(self, name: str, then: Callable[[], object]) -> None:
-        """Calls `then` once the token file of a mount changes."""
-        if self._directory is not None and name not in self._tasks:
-            path = token_path(self._directory, name)
-            task = self._tasks[name] = asyncio.create_task(_poll(path, then), name=f"login of mount {name}")
-            task.add_done_callback(lambda _: self._tasks.pop(name, None))
-
-    def close(self) -> None:
-        """Stops polling."""
-        for task in self._tasks.values():
-            task.cancel()
+POLL_SECONDS = 1.0  # between two looks at the file of tokens
 
 
 async def _poll(path: Path, then: Callable[[], object]) -> None:
+    """Calls `then` once a file changes."""
     before = stamp_of(path)
     while stamp_of(path) == before:
         await asyncio.sleep(POLL_SECONDS)

@@ -49,6 +49,7 @@ from toolbus.parts.mcp.settings import LOGIN_PATH
 
 log = logging.getLogger("toolbus.mounts")
 
+MAX_KEPT = 10_000  # of whom something is kept, of one mount
 MAX_PENDING = 100  # logins that wait at the same time
 PAGE_SECONDS = 60.0  # for the authorization server's page to be found, and for its code to be exchanged
 _COOKIE = "toolbus-login"
@@ -113,6 +114,7 @@ class PendingLogin:
 
     Attributes:
         ticket: names it in the link.
+        path: of the user's tokens.
         page: of the authorization server; not done until the helper has found it.
         ended: done with why it failed; "" on success.
         cookie: of the browser that has seen the bus's page; "" before.
@@ -121,6 +123,7 @@ class PendingLogin:
     ticket: str
     mount: str
     user: User
+    path: Path
     page: asyncio.Future[str]
     ended: asyncio.Future[str]
     cookie: str = ""
@@ -181,6 +184,7 @@ class UserLogins:
         file = self.token_file(mount, user)
         folder = file.with_suffix("")
         if not folder.exists():
+            self._check_room(file)
             make_directory(file.parent)
             make_directory(folder)
             write_document(file, {"user": _about(user), **read_document(file)})
@@ -197,7 +201,7 @@ class UserLogins:
                 log.warning("%s", clean_line(str(error)))
                 continue
             about = document.get("user")
-            if isinstance(about, dict) and file.name != CLIENT_FILE:
+            if isinstance(about, dict) and {"account", "user", "since"} <= about.keys():
                 rows.append({"mount": file.parent.name, **about, "token": tokens_of(document) is not None})
         return rows
 
@@ -217,6 +221,17 @@ class UserLogins:
         except OSError as error:
             raise SetupError(f"{error.filename} cannot be removed: {error.strerror}") from None
         return had
+
+    def _check_room(self, file: Path) -> None:
+        """Checks that one more user may have something at a mount: hosts choose the ids of users.
+
+        Raises:
+            SetupError: as many have something as may.
+        """
+        if not file.exists() and sum(1 for _ in file.parent.glob("*.json")) >= MAX_KEPT:
+            raise SetupError(
+                f"{MAX_KEPT} users have logins at {file.parent.name}, which is the limit: end some of them"
+            )
 
     # -- a login ------------------------------------------------------------------------------------------------------
 
@@ -259,6 +274,8 @@ class UserLogins:
         """Ends all logins that wait, and the helper."""
         for pending in list(self._pending.values()):
             self._end(pending, "the bus stops")
+        for task in self._reading:
+            task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
 
     def _find(self, mount: str, user: User) -> PendingLogin | None:
@@ -272,9 +289,10 @@ class UserLogins:
             raise SetupError(f"logging in needs the extra {EXTRA}: run `pip install 'toolbus[{EXTRA}]'`")
         if len(self._pending) >= MAX_PENDING:
             raise SetupError(f"{MAX_PENDING} users log in at this moment, which is the limit: try again in a minute")
+        self._check_room(path)
         loop = asyncio.get_running_loop()
         ticket = secrets.token_urlsafe(24)
-        pending = PendingLogin(ticket, entry.name, user, loop.create_future(), loop.create_future())
+        pending = PendingLogin(ticket, entry.name, user, path, loop.create_future(), loop.create_future())
         self._pending[ticket] = pending
         refusal = None
         if challenge is not None:
@@ -286,7 +304,11 @@ class UserLogins:
         }  # fmt: skip
         async with self._starting:
             if self._helper is None:
-                self._helper = await start_helper(self.command)
+                try:
+                    self._helper = await start_helper(self.command)
+                except OSError as error:
+                    self._end(pending, f"the helper does not start: {error.strerror}")
+                    return pending
                 task = asyncio.create_task(self._read(self._helper), name="logins of users")
                 self._reading.add(task)
                 task.add_done_callback(self._reading.discard)
@@ -333,6 +355,9 @@ class UserLogins:
             pending.page.set_exception(SetupError(f"the login at {pending.mount} cannot begin: {why}"))
             pending.page.exception()  # it is read by those who wait for it
         pending.ended.set_result(why)
+        if why and pending.path.exists() and not pending.path.with_suffix("").exists():
+            if tokens_of(read_document(pending.path)) is None:
+                pending.path.unlink(missing_ok=True)  # it has only what the login began with
         log.info("mount %s: login of %s: %s", pending.mount, pending.user.shown, why or "done")
         if not self._pending and self._helper is not None and self._helper.stdin is not None:
             helper, self._helper = self._helper, None
@@ -363,7 +388,8 @@ class UserLogins:
             headers += [(b"set-cookie", cookie.encode()), (b"location", pending.page.result().encode())]
             status, text = 302, ""
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": _HTML.format(text).encode()})
+        body = b"" if scope["method"] == "HEAD" else _HTML.format(text).encode()
+        await send({"type": "http.response.body", "body": body})
 
     async def _come_back(self, fields: Mapping[str, str], cookies: str) -> tuple[int, str]:
         """Takes the browser back from the authorization server. Returns the status and the text of the answer."""

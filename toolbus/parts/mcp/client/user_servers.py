@@ -33,7 +33,8 @@ log = logging.getLogger("toolbus.mounts")
 
 USER_IDLE_SECONDS = 300.0  # without a call, after which a user's server ends, where the mount names no other time
 WAIT_SECONDS = 60.0  # how long a call waits for a login that its user has begun, within most of its own timeout
-STATE = "login"  # the request_state of a call that waits for a login
+STATE = "toolbus:login"  # the request_state of a call that waits for a login
+KEY = "login"  # of the question
 _LOOK_SECONDS = 0.5  # between two looks whether a server is idle that has to end
 _LISTED_SECONDS = 0.01  # after which the process that lists a program's tools ends
 
@@ -124,7 +125,7 @@ class UserHandler(MountHandler):
         text = f"{user.shown} has to log in at {self.source}"
         if call.exchange is not None and URL in call.exchange.accepts:
             params = {"mode": "url", "message": f"{text}.", "url": link, "elicitationId": link.rpartition("/")[2]}
-            questions = {STATE: {"method": ELICITATION, "params": params}}
+            questions = {KEY: {"method": ELICITATION, "params": params}}
             self.end(call, pb.ToolResult(input_requests_json=dump_json(questions), request_state=STATE))
             return
         text = f"{text}: have this user open {link}, then call again"
@@ -132,7 +133,7 @@ class UserHandler(MountHandler):
 
     async def _go_on(self, call: Call, user: User, exchange: InputExchange) -> None:
         """Runs a call after its user was asked to log in."""
-        answer = json.loads(exchange.responses_json or "{}").get(STATE)
+        answer = json.loads(exchange.responses_json or "{}").get(KEY)
         if not isinstance(answer, dict) or answer.get("action") != "accept":
             self._mount.logins.cancel(self.source, user)
             text = f"{user.shown} did not log in at {self.source}, which this tool needs"
@@ -154,7 +155,7 @@ class UserServer(Mount):
     ) -> None:
         self.user = user
         self._mount = mount
-        self._wants_login = False  # whether the running server has refused a call
+        self._asked = False  # whether the running server has refused a call
         super().__init__(mount.entry, open_transport, mount.manifest, core, **options)
 
     def __repr__(self) -> str:
@@ -193,7 +194,7 @@ class UserServer(Mount):
         """Has the user of a call asked to log in; False where no login helps."""
         if self.entry.exchange_at or not self.entry.is_remote:
             return False
-        self._wants_login = True
+        self._asked = True
         self._mount.handler.ask(call, self.user, error)
         return True
 
@@ -206,9 +207,9 @@ class UserServer(Mount):
         self._mount.output_broken(tool, f"a user's result of {tool} breaks its own output schema: it is passed as text")
 
     async def _serve(self) -> str:
-        self._wants_login = False
+        self._asked = False
         died = await super()._serve()
-        return "" if self._wants_login else died  # the next call opens a session with the user's token
+        return "" if self._asked else died  # the next call opens a session with the user's token
 
     def _refused(self, error: NeedsLogin) -> None:
         self._needed.clear()
@@ -337,6 +338,10 @@ class PerUserMount(Mount):
         await asyncio.gather(*self._endings, return_exceptions=True)
         await super().stop()
 
+    def logged_in(self) -> None:
+        """Lists again, since its operator has logged in."""
+        super().restart()
+
     def restart(self) -> None:
         """Ends the servers of the users, whose next calls start them again, and lists again."""
         for server in list(self._servers.values()):
@@ -348,4 +353,5 @@ class PerUserMount(Mount):
             super()._give_up(state, reason, fix)
             return
         self._needed.clear()  # the tools of its last listing are called with the users' own servers
+        self.wants_login = state is MountState.NEEDS_LOGIN
         self._set(MountState.DEGRADED, f"it cannot list its tools again: {reason}", fix)
