@@ -264,7 +264,8 @@ async def test_a_thousand_calls_of_twenty_users_each_reach_the_process_of_their_
         "toolbus": {"max_in_flight": 50},
     }
     async with mounted(tmp_path, entry) as (bus, mount):
-        await until(lambda: mount.state is MountState.STOPPED, "the end of the process that listed")
+        await until(lambda: mount.status().pid == 0, "the end of the process that listed")
+        assert mount.state is MountState.LIVE
         results = await thousand(bus, "far:env")
         seen = [json.loads(each.output) for each in results]
         assert [each["WHO"] for each in seen] == [NAMES[number % 20] for number in range(1_000)]
@@ -299,7 +300,9 @@ async def test_a_tool_that_calls_is_a_call_of_the_user_who_called_it(tmp_path: P
 
 
 @pytest.mark.timeout(300)  # the helper loads the SDK, which takes seconds on a busy machine
-async def test_a_call_without_a_token_asks_for_a_login_and_goes_on_after_it(tmp_path: Path) -> None:
+async def test_a_call_without_a_token_asks_for_a_login_and_goes_on_after_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with tracker() as server, mounted(tmp_path, {"url": server.url}, sdk=True) as (bus, mount):
         asked, other = await asyncio.gather(call(bus, "ann"), call(bus, "bob"))
         link = link_of(asked)
@@ -320,6 +323,7 @@ async def test_a_call_without_a_token_asks_for_a_login_and_goes_on_after_it(tmp_
         await browse(link_of(other), "bob")
         assert (await call(bus, "bob")).output == "of-bob"
         assert (await call(bus, "ann")).output == "of-ann"
+        assert "toolbus.mounts" not in {each.name for each in caplog.records if each.levelname == "WARNING"}
         assert server.registered <= 2  # those that began before there was a client
         assert not mount.logins.pending
 

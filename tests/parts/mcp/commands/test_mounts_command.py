@@ -89,3 +89,27 @@ def test_a_mount_is_written_where_the_named_bus_reads_it_and_a_replacement_waits
             assert "none" not in good.stderr
         other = toolbus("mount", "more", *to_bus, "--data-dir", str(tmp_path), "--", "my-server", **shell)
         assert (other.returncode, f"has the data directory {data}" in other.stderr) == (1, True)
+
+
+def test_logins_of_users_are_listed_and_ended(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with bus_on_thread(data_dir=data) as bus:
+        to_bus = ("--bus", bus.grpc_addresses[0])
+        words = ("--", sys.executable, "-I", "-S", str(SERVER), "--", "${user:dir}")
+        mounted = toolbus("mount", "diary", "--user-login", "--data-dir", str(data), *to_bus, *words)
+        assert mounted.returncode == 0, mounted.stderr
+        for user in ("ann", "bob"):
+            called = toolbus("call", "diary:pid", "--user", user, *to_bus)
+            assert called.returncode == 0, called.stderr
+        rows = json.loads(toolbus("mounts", "logins", "--json", *to_bus).stdout)["logins"]
+        assert [(row["mount"], row["user"], row["token"]) for row in rows] == [
+            ("diary", each, False) for each in ("ann", "bob")
+        ]
+        assert "2" not in toolbus("mounts", "logins", "diary", "--user", "eve", *to_bus).stdout
+        refused = toolbus("mounts", "logins", "--end", *to_bus)
+        assert (refused.returncode, "name a mount, an account or a user" in refused.stderr) == (1, True)
+        ended = toolbus("mounts", "logins", "diary", "--user", "ann", "--end", *to_bus)
+        assert (ended.returncode, "1 logins were ended" in ended.stderr) == (0, True), ended.stderr
+        assert len(list((data / "mcp-users" / "diary").glob("*.json"))) == 1
+        assert toolbus("unmount", "diary", "--data-dir", str(data)).returncode == 0
+        assert not (data / "mcp-users" / "diary").exists()

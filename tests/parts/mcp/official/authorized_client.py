@@ -37,7 +37,7 @@ class Authorization:
         self._provider = provider
         self._header = ""
 
-    def header(self) -> str:
+    async def header(self) -> str:
         return self._header
 
     async def renew(self, challenge: Challenge) -> bool:

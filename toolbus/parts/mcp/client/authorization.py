@@ -70,6 +70,7 @@ class TokenAuthorization:
         how: what to do where a user has to log in, as the end of a sentence.
         keeper: where several buses have the login in common; None: this one has it alone.
         command: of the helper.
+        turns: held while a helper runs, where several tokens share a few; None: it is the only one.
         clock: returns the time in seconds since the epoch.
     """
 
@@ -83,6 +84,7 @@ class TokenAuthorization:
         keeper: LoginKeeper | None = None,
         command: Sequence[str] = COMMAND,
         clock: Callable[[], float] = time.time,
+        turns: asyncio.Semaphore | None = None,
     ) -> None:
         self._name = name
         self._url = url
@@ -93,6 +95,7 @@ class TokenAuthorization:
         self._clock = clock
         self._stamp: Stamp = None  # of the file when it was last read
         self._tokens: Tokens | None = None  # None if there is no file with tokens for this server
+        self._turns = turns or asyncio.Semaphore(1)
         self._renewing = asyncio.Lock()
         self._early: asyncio.Task[None] | None = None  # renews before the token expires
         self._early_at = 0.0  # when it was started, by the clock
@@ -128,7 +131,8 @@ class TokenAuthorization:
                 return True
             if self._tokens is None:
                 raise NeedsLogin(f"server {self._name!r} requires a login: {self._how}", challenge)
-            error = await self._run(challenge)
+            async with self._turns:
+                error = await self._run(challenge)
             if not error and await self.header() in ("", challenge.used):
                 error = "the helper did not get another token"
             if error:

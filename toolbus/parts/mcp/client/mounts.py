@@ -178,7 +178,8 @@ class Mounts:
                 return self._open_remote(entry, ExchangedAuthorization(exchange, user))
             how = f"{user.shown} gets a link to log in from any call of a tool of {entry.name}"
             path = self.logins.token_file(entry.name, user)
-            return self._open_remote(entry, TokenAuthorization(entry.name, entry.url, path, how, keeper=self._keeper))
+            options: Any = {"keeper": self._keeper, "turns": self.logins.turns}
+            return self._open_remote(entry, TokenAuthorization(entry.name, entry.url, path, how, **options))
 
         return open_for
 

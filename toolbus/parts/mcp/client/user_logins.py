@@ -50,6 +50,7 @@ from toolbus.parts.mcp.settings import LOGIN_PATH
 log = logging.getLogger("toolbus.mounts")
 
 MAX_KEPT = 10_000  # of whom something is kept, of one mount
+MAX_HELPERS = 2  # that renew tokens at the same time
 MAX_PENDING = 100  # logins that wait at the same time
 PAGE_SECONDS = 60.0  # for the authorization server's page to be found, and for its code to be exchanged
 _COOKIE = "toolbus-login"
@@ -144,12 +145,14 @@ class UserLogins:
 
     Attributes:
         command: of the helper.
+        turns: of the helpers that renew tokens, each a process of some 50 MB.
     """
 
     def __init__(self, directory: Path | None, base: Callable[[], str]) -> None:
         self._directory = directory
         self._base = base
         self.command: Sequence[str] = COMMAND
+        self.turns = asyncio.Semaphore(MAX_HELPERS)
         self._pending: dict[str, PendingLogin] = {}  # by ticket
         self._helper: asyncio.subprocess.Process | None = None  # None while no login waits
         self._starting = asyncio.Lock()
@@ -355,9 +358,8 @@ class UserLogins:
             pending.page.set_exception(SetupError(f"the login at {pending.mount} cannot begin: {why}"))
             pending.page.exception()  # it is read by those who wait for it
         pending.ended.set_result(why)
-        if why and pending.path.exists() and not pending.path.with_suffix("").exists():
-            if tokens_of(read_document(pending.path)) is None:
-                pending.path.unlink(missing_ok=True)  # it has only what the login began with
+        if why:
+            _remove_unfinished(pending.path)
         log.info("mount %s: login of %s: %s", pending.mount, pending.user.shown, why or "done")
         if not self._pending and self._helper is not None and self._helper.stdin is not None:
             helper, self._helper = self._helper, None
@@ -403,6 +405,12 @@ class UserLogins:
         await asyncio.wait((pending.ended,), timeout=PAGE_SECONDS)
         why = pending.ended.result() if pending.ended.done() else "the authorization server does not answer"
         return (502, html.escape(f"The login failed: {why}")) if why else (200, "You are logged in. Close this page.")
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Removes a file that has only what a login began with."""
+    if path.exists() and not path.with_suffix("").exists() and tokens_of(read_document(path)) is None:
+        path.unlink(missing_ok=True)
 
 
 def _about(user: User) -> dict[str, Any]:

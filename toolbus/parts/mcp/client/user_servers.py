@@ -312,7 +312,7 @@ class PerUserMount(Mount):
         """Reads lists again, with the server that lists; starts it if it does not run."""
         if self._connection is not None:
             self.relist(*kinds)
-        elif self.state is MountState.STOPPED:
+        elif self.state in (MountState.STOPPED, MountState.LIVE):
             self.wake()
 
     def _user_moved(self, server: Mount) -> None:
@@ -347,6 +347,12 @@ class PerUserMount(Mount):
         for server in list(self._servers.values()):
             self._drop(server)
         super().restart()
+
+    def _set(self, state: MountState, reason: str = "", fix: str = "") -> None:
+        if state is MountState.STOPPED and self.offer.tools and not self.entry.is_remote:
+            reason = self.offer.why_degraded  # the process has listed; those of the users run calls
+            state = MountState.DEGRADED if reason else MountState.LIVE
+        super()._set(state, reason, fix)
 
     def _give_up(self, state: MountState, reason: str, fix: str) -> None:
         if not self.offer.tools:
