@@ -23,7 +23,6 @@ from toolbus.parts.mcp.client.files import (
     MountsFollower,
     MountsReading,
     OwnMounts,
-    compare,
     parse_commented,
     read_document,
     read_mounts,
@@ -200,17 +199,6 @@ def test_a_file_that_others_could_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(SetupError, match="chmod go-w"):
         read_mounts(path, {})
-
-
-def test_a_difference_names_what_starts_restarts_and_ends() -> None:
-    before = read({"a": {"command": "x"}, "b": {"command": "x"}, "c": {"command": "x"}, "d": {"command": "x"}}).entries
-    after = read(
-        {"a": {"command": "x"}, "b": {"command": "y"}, "c": {"command": "x", "disabled": True}, "e": {"command": "x"}}
-    )
-    change = compare(before, after.entries)
-    assert [each.name for each in change.added] == ["e"]
-    assert [each.name for each in change.changed] == ["b"]
-    assert change.removed == ("c", "d")
 
 
 _JSON: st.SearchStrategy[Any] = st.recursive(

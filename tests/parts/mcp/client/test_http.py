@@ -16,7 +16,7 @@ from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.errors import Stage
 from toolbus.parts.mcp.client.connection import Incoming, McpConnection
 from toolbus.parts.mcp.client.http_link import PublicResolver, is_private_host
-from toolbus.parts.mcp.client.transport import HttpRefused, Lost, NeedsLogin
+from toolbus.parts.mcp.client.transport import Lost, NeedsLogin
 from toolbus.parts.mcp.messages import eras
 
 CALL = ("tools/call", {"name": "add", "arguments": {}})
@@ -94,7 +94,7 @@ async def test_a_refusal_names_its_status_and_what_to_do(status: int) -> None:
         server.on["tools/call"] = refuse
         with pytest.raises(Lost, match=rf"answered {status}.*no entry") as lost:
             await call(connection)
-        assert isinstance(lost.value, HttpRefused) == (status not in (401, 403))
+        assert (lost.value.stage is Stage.DISPATCHED) == (status >= 500)
         assert isinstance(lost.value, NeedsLogin) == (status == 401)
 
 

@@ -53,25 +53,6 @@ class MountsReading:
     notices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The difference between the running and the configured mounts; a changed mount is restarted."""
-
-    added: tuple[MountEntry, ...] = ()
-    changed: tuple[MountEntry, ...] = ()
-    removed: tuple[str, ...] = ()
-
-
-def compare(running: Mapping[str, MountEntry], configured: Mapping[str, MountEntry]) -> Difference:
-    """Returns the mounts to start, restart and end; a disabled mount counts as not configured."""
-    live = {name: entry for name, entry in configured.items() if not entry.disabled}
-    return Difference(
-        tuple(entry for name, entry in live.items() if name not in running),
-        tuple(entry for name, entry in live.items() if name in running and running[name] != entry),
-        tuple(name for name in running if name not in live),
-    )
-
-
 def read_mounts(path: Path, environment: Mapping[str, str]) -> MountsReading:
     """Reads a file of mounts.
 
@@ -183,19 +164,13 @@ _NOTHING = MountsReading()
 
 
 @dataclass(frozen=True, slots=True)
-class ConfiguredMounts:
-    """The content of all files together.
+class ConfiguredMounts(MountsReading):
+    """The content of all files together; the first file that has a name wins.
 
     Attributes:
-        entries: by name; the first file wins.
-        refused: by name, why an entry is not mounted.
-        notices: what is ignored, or read differently than written.
         errors: by path, why a file could not be read; `entries` still has its last content.
     """
 
-    entries: Mapping[str, MountEntry] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
-    notices: tuple[str, ...] = ()
     errors: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -35,13 +35,11 @@ from toolbus.parts.mcp.client.http_link import (
 )
 from toolbus.parts.mcp.client.transport import (
     Busy,
-    HttpRefused,
     Lost,
     NeedsLogin,
     Outgoing,
     Receiver,
     RequestId,
-    SessionLost,
     other_form,
 )
 from toolbus.parts.mcp.messages import eras, headers, jsonrpc
@@ -244,7 +242,8 @@ class HttpTransport:
                 return
             if attempt == 0:
                 await self._session.renew(session)
-        raise SessionLost(f"server {self._name!r} refuses the session that it has just opened: restart it")
+        text = f"server {self._name!r} refuses the session that it has just opened: restart it"
+        raise Lost(text, Stage.NOT_DISPATCHED)
 
     async def _take_response(self, message: Outgoing, response: aiohttp.ClientResponse) -> None:
         kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -271,7 +270,8 @@ class HttpTransport:
                     self._owner.received(jsonrpc.refusal(message.id, answer.rpc_error), str(message.id))
                     return
         shown = shorten(body.decode("utf-8", "replace"), 200)
-        raise HttpRefused(status, f"server {self._name!r} answered {status}" + (f": {quote(shown)}" if shown else ""))
+        text = f"server {self._name!r} answered {status}" + (f": {quote(shown)}" if shown else "")
+        raise Lost(text, Stage.NOT_DISPATCHED if status in (404, 405, 415) else Stage.DISPATCHED)
 
     def _take_answer(self, request: RequestId, body: bytes) -> None:
         try:
@@ -547,7 +547,7 @@ class LegacySession:
         if version != self._version:
             why = f"server {self._name!r} has lost the session, and opens no new one of version {self._version}"
             self._receiver().closed(why)
-            raise SessionLost(why)
+            raise Lost(why, Stage.NOT_DISPATCHED)
         ready = jsonrpc.notification("notifications/initialized")
         async with self._link.request("POST", {**self.headers(), **_POST}, ready) as response:
             await read_body(response, MAX_ERROR_BYTES)

@@ -18,8 +18,7 @@ from toolbus.errors import InvalidRequest, Stage
 from toolbus.parts.mcp.client.authorization import LoginKeeper, TokenAuthorization, token_path
 from toolbus.parts.mcp.client.duplex_process import DuplexProgram
 from toolbus.parts.mcp.client.entries import USER_REFERENCES, MountEntry
-from toolbus.parts.mcp.client.files import compare
-from toolbus.parts.mcp.client.mount import Mount, MountState, MountStatus, MountTimings
+from toolbus.parts.mcp.client.mount import Mount, MountState, MountTimings
 from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.parts.mcp.client.transport import Lost, StdioTransport, Transport
 from toolbus.parts.mcp.client.user_logins import User, UserLogins
@@ -111,10 +110,6 @@ class Mounts:
         if mount is not None:
             mount.offer.permission_changed()
 
-    def statuses(self) -> list[MountStatus]:
-        """Returns the status of each mount."""
-        return [mount.status() for mount in self]
-
     def serving(self, source: str) -> bool | None:
         """Tells whether the tools of a mount can be called; None if it does not exist."""
         mount = self._mounts.get(source)
@@ -134,12 +129,13 @@ class Mounts:
     async def apply(self, entries: Mapping[str, MountEntry]) -> None:
         """Starts, restarts and stops mounts until exactly these run; unchanged entries are not touched."""
         async with self._changing:
-            difference = compare({mount.name: mount.entry for mount in self}, entries)
-            ending = [*difference.removed, *(entry.name for entry in difference.changed)]
+            wanted = {name: entry for name, entry in entries.items() if not entry.disabled}
+            ending = [mount.name for mount in self if wanted.get(mount.name) != mount.entry]
             await asyncio.gather(*(self._mounts.pop(name).stop() for name in ending))
-            for entry in (*difference.changed, *difference.added):
-                mount = self._mounts[entry.name] = self._make(entry)
-                mount.start()
+            for entry in wanted.values():
+                if entry.name not in self._mounts:
+                    mount = self._mounts[entry.name] = self._make(entry)
+                    mount.start()
 
     async def stop(self) -> None:
         """Ends all servers and their processes."""

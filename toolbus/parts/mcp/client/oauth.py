@@ -13,7 +13,6 @@ rules of those to servers: no proxies, no private addresses unless the operator 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import json
 import logging
@@ -28,6 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 import httpx2
+from aiohttp import web
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.client.auth.exceptions import OAuthRegistrationError, OAuthTokenError
 from mcp.shared.auth import (
@@ -299,7 +299,6 @@ async def _challenge_of(url: str) -> Challenge | None:
 
 LOGIN_SECONDS = 300.0  # for a user to agree
 REFRESH_SECONDS = 60.0
-MAX_HEAD_BYTES = 16 * 1024
 ERRORS = (
     OAuthFlowError,
     OAuthRegistrationError,
@@ -321,17 +320,19 @@ class Loopback:
     def __init__(self) -> None:
         self.redirect_uri = ""
         self._state = ""  # of the login that waits
-        self._server: asyncio.Server | None = None  # None until open
         self._result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
+        app = web.Application()
+        app.router.add_get("/callback", self._take)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def open(self, registered: str) -> None:
         """Listens on the port of the registered redirect URI if it is free, else on another one."""
-        port = urlsplit(registered).port or 0
+        await self._runner.setup()
         try:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+            await web.TCPSite(self._runner, "127.0.0.1", urlsplit(registered).port or 0).start()
         except OSError:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.redirect_uri = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/callback"
+            await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.redirect_uri = f"http://127.0.0.1:{self._runner.addresses[-1][1]}/callback"
 
     def expect(self, page: str) -> None:
         """Waits for the redirect of this page: only one with its state, which no other program knows, counts."""
@@ -345,39 +346,24 @@ class Loopback:
         """
         return await _agreed(self._result)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stops listening."""
-        if self._server is not None:
-            self._server.close()
         self._result.cancel()
+        await self._runner.cleanup()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
-            async with asyncio.timeout(10):
-                head = await reader.readuntil(b"\r\n\r\n")
-                status, text = self._take(head[:MAX_HEAD_BYTES])
-                body = _PAGE.format(text=text).encode()
-                writer.write(
-                    f"HTTP/1.1 {status}\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
-                    "Content-Security-Policy: default-src 'none'\r\nConnection: close\r\n\r\n".encode()
-                    + body
-                )
-                await writer.drain()
-        writer.close()
-
-    def _take(self, head: bytes) -> tuple[str, str]:
-        """Reads a request; returns the status and the text of the answer."""
-        method, _, rest = head.decode("latin-1").partition(" ")
-        target = urlsplit(rest.partition(" ")[0])
-        fields = {name: values[0] for name, values in parse_qs(target.query).items()}
-        if method != "GET" or target.path != "/callback" or not {"code", "error"} & set(fields):
-            return "404 Not Found", "This page does not exist."
-        if not hmac.compare_digest(fields.get("state", "").encode(), self._state.encode()):
-            return "400 Bad Request", "This is not the login that waits."
-        if self._result.done():
-            return "409 Conflict", "The login has ended already."
-        _answer(self._result, fields)
-        return "200 OK", "You are logged in." if "code" in fields else "The login was refused."
+    async def _take(self, request: web.Request) -> web.Response:
+        fields, status = dict(request.query), 200
+        if not {"code", "error"} & fields.keys():
+            status, text = 404, "This page does not exist."
+        elif not hmac.compare_digest(fields.get("state", "").encode(), self._state.encode()):
+            status, text = 400, "This is not the login that waits."
+        elif self._result.done():
+            status, text = 409, "The login has ended already."
+        else:
+            _answer(self._result, fields)
+            text = "You are logged in." if "code" in fields else "The login was refused."
+        policy = {"Content-Security-Policy": "default-src 'none'"}
+        return web.Response(status=status, text=_PAGE.format(text=text), content_type="text/html", headers=policy)
 
 
 def _first(url: str, field: str) -> str:
@@ -432,7 +418,7 @@ class Relay:
         """Returns the parameters of the redirect; see `Loopback.wait`."""
         return await _agreed(self._result)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the wait."""
         self._result.cancel()
 
@@ -503,7 +489,7 @@ async def get_token(
         if request.shared is not None and not request.client[0]:
             write_document(request.shared, {"url": url, **_client_in(store.document, url)})
     finally:
-        loopback.close()
+        await loopback.close()
 
 
 def _client_in(document: Mapping[str, Any], url: str) -> dict[str, Any]:

@@ -40,25 +40,6 @@ class Busy(ToolBusError):
     """The server does not read its input: its pipe is full. Nothing of the message was sent."""
 
 
-class HttpRefused(Lost):
-    """A server answered a request with an HTTP status and no JSON-RPC message.
-
-    Attributes:
-        status: 4xx or 5xx.
-    """
-
-    def __init__(self, status: int, text: str) -> None:
-        self.status = status
-        super().__init__(text, Stage.NOT_DISPATCHED if status in (404, 405, 415) else Stage.DISPATCHED)
-
-
-class SessionLost(Lost):
-    """A server has lost the session (404): the handshake has to be repeated. The request did not run."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, Stage.NOT_DISPATCHED)
-
-
 @dataclass(frozen=True, slots=True)
 class Challenge:
     """A refusal over HTTP that requires another token.

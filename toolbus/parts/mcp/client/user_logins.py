@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from toolbus.bus.access.identity import Principal, principal_of
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Call
 from toolbus.bus.keys.private_files import make_directory
 from toolbus.bus.web_paths import Message, Receive, Send
 from toolbus.common.text import clean_line, quote
 from toolbus.errors import SetupError
-from toolbus.functions.scope import ToolScope
 from toolbus.parts.mcp.client.authorization import (
     CLIENT_FILE,
     COMMAND,
@@ -86,11 +85,6 @@ class User:
     def of_requester(cls, asker: Requester) -> User:
         """Returns the user of a request of an MCP client."""
         return cls(Principal(asker.source, identity=asker.identity).account, asker.user_id)
-
-    @classmethod
-    def of_scope(cls, scope: ToolScope) -> User:
-        """Returns the user of a call that a function of the bus answers."""
-        return cls(principal_of(scope).account, scope.context.user_id)
 
     @property
     def digest(self) -> str:
