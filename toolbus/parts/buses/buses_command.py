@@ -56,15 +56,12 @@ def buses(
     as_json: JsonOption = False,
 ) -> None:
     """Show all buses that an address names: who answers, version, round trip, sessions, tools only there."""
-    from toolbus.errors import SetupError
     from toolbus.sdk.connection_settings import address_text, find_credential
 
     target = BusTarget(bus, credential)
-    try:
+    with terminal.wrong_usage():
         addresses = every(address_text(target.address or "", find_credential(target.credential)))
         rows = asyncio.run(_ask_all(addresses, find_credential(target.credential)))
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
     if as_json:
         terminal.print_json({"buses": [asdict(row) for row in rows]})
     else:

@@ -65,13 +65,10 @@ def console(
 
 def _page(bus: BusTarget) -> str:
     """Returns the address of the page, with a code where one is needed; ends the command if the bus has no page."""
-    from toolbus.errors import SetupError
     from toolbus.sdk.connection_settings import find_credential
 
-    try:
+    with terminal.wrong_usage():
         credential = find_credential(bus.credential)
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
     address = bus.address or (credential.address if credential is not None else "")
     if not address.startswith(("http://", "https://")):
         return _page_of(bus)

@@ -150,10 +150,8 @@ def _tool_folder(own: OwnRun, address: str, output: Callable[[PluginReport], Non
     from toolbus.processes.supervisor import RestartPolicy
     from toolbus.sdk.bus_address import BusAddress
 
-    try:
+    with terminal.wrong_usage():
         return own.start(RunOptions(BusAddress.parse(address), None, output, RestartPolicy(), 12.0, False))
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
 
 
 def example_call(bus: Bus, name: str) -> str:

@@ -457,12 +457,9 @@ def _data_directory(given: Path | None) -> Path:
     if given is not None:
         return given
     from toolbus.bus.serve_settings import settle
-    from toolbus.errors import SetupError
 
-    try:
+    with terminal.wrong_usage():
         data_dir = settle({}, os.environ).config.data_dir
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
     if data_dir is None:
         terminal.fail(
             "the bus stores nothing here (ephemeral), so no mount can be added: give --data-dir", terminal.USAGE
@@ -531,10 +528,8 @@ def _add(name: str, entry: Mapping[str, Any], place: Path, *, replace: bool) -> 
     from toolbus.parts.mcp.client.entries import read_entry
     from toolbus.parts.mcp.client.files import OwnMounts
 
-    try:
+    with terminal.wrong_usage():
         read_entry(Reader(entry, f"mount {name}"), name, AnyVariable(), [])
-    except SetupError as error:
-        terminal.fail(str(error), terminal.USAGE)
     try:
         OwnMounts(place).add({name: entry}, replace=replace)
     except SetupError as error:
