@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,15 +12,18 @@ from fastapi import Request
 from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.catalog.changes import ChangeOutcome
+from toolbus.bus.catalog.entry import CompiledTool
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.registrations import Registrations
 from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.local import LocalCaller
+from toolbus.common.beside_loop import beside_loop
 from toolbus.errors import NotOffered
 from toolbus.protocol.tool import Tool
 
 SOURCE = "http"  # the source of calls over HTTP; of an identity with its name
 IDENTITY = "toolbus.identity"  # of an ASGI scope: who makes the request
+LARGE = 8 * 1024  # characters of a schema that is compiled on a thread, since it would hold the loop
 SCOPE_KEY = "toolbus.parts"  # of an ASGI scope
 
 T = TypeVar("T")
@@ -75,15 +79,21 @@ class GatewayParts:
         identity = principal.identity
         return LocalCaller(principal.source, self.core.calls.dispatcher, is_admin=is_admin, identity=identity)
 
-    def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str) -> ChangeOutcome:
-        """Registers a tool with a callback URL: `Registrations.register`.
+    async def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str) -> ChangeOutcome:
+        """Registers a tool with a callback URL: `Registrations.register`. A large one is compiled on a thread.
 
         Raises:
             NotOffered: the bus takes none.
         """
         if self.registrations is None:
             raise NotOffered("this bus takes no tools with a callback_url: register over gRPC, in a session")
-        return self.registrations.register(source, tool, target, secret)
+        large = len(tool.parameters_json) > LARGE or '"pattern' in tool.parameters_json
+        compiled = await asyncio.to_thread(self._compile, tool) if large else None
+        return self.registrations.register(source, tool, target, secret, compiled)
+
+    def _compile(self, tool: Tool) -> CompiledTool | None:
+        with beside_loop():
+            return self.registrations.compile(tool) if self.registrations is not None else None
 
     def persist(self) -> None:
         """Persists changes of the registrations.

@@ -383,13 +383,25 @@ class Registrations:
 
     # -- registering ---------------------------------------------------------------------------------------------
 
-    def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str = "") -> ChangeOutcome:
-        """Registers one tool by REST: its arguments are checked only if it asks for that (REST-40).
+    def compile(self, tool: Tool) -> CompiledTool:
+        """Compiles a tool that comes by REST: its arguments are checked only if it asks for that (REST-40).
+
+        Raises:
+            InvalidTool: it asks for that, and its schema breaks a rule.
+        """
+        tool = replace(tool, no_defaults=True)  # its server gets what was sent
+        return compile_tool(tool, self._limits) if tool.validate else unchecked(tool, self._limits)
+
+    def register(
+        self, source: str, tool: Tool, target: CallbackUrl, secret: str = "", compiled: CompiledTool | None = None
+    ) -> ChangeOutcome:
+        """Registers one tool by REST.
 
         Some role has to accept it (REST-4).
 
         Args:
             secret: its `callback_secret`; empty where its plugin set none.
+            compiled: what `compile` returned for it, where that was called before.
 
         Raises:
             UnknownRole: the tool is for a role that is not configured.
@@ -398,8 +410,7 @@ class Registrations:
         """
         self._check_source(source)
         _check_name(tool.name)
-        tool = replace(tool, no_defaults=True)  # its server gets what was sent
-        compiled = compile_tool(tool, self._limits) if tool.validate else unchecked(tool, self._limits)
+        compiled = compiled or self.compile(tool)
         self._audit.check()
         if tool.role and not self._adopt(tool.role, Principal(source)):
             raise UnknownRole(tool.role)

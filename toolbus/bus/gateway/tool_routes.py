@@ -66,7 +66,7 @@ def router() -> APIRouter:
         if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
             refuse_own_address(parts, "callback_url", target)
         try:
-            outcome = parts.register(body.source, tool, target, body.callback_secret or "")
+            outcome = await parts.register(body.source, tool, target, body.callback_secret or "")
         except InvalidTool as error:  # only one whose arguments are to be validated
             raise _invalid("parameters", str(error), None) from None
         response: dict[str, Any] = {
