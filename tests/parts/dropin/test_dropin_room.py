@@ -69,3 +69,18 @@ async def test_a_group_that_prints_without_end_fills_neither_the_log_nor_the_mem
     assert (row["plugin"], row["state"], row["pid"]) == ("loud", "running", 8)
     answer = await output.read("loud", 2_000, -1, 0.0)
     assert answer["lines"][-2]["text"] == "19999"
+
+
+async def test_processes_of_tools_import_nothing_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, tools = tmp_path / "here", tmp_path / "tools"
+    for each in (here, tools):
+        each.mkdir()
+    for name in ("json", "faulthandler", "resource"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\nraise SystemExit(1)\n")
+    (tools / "a.py").write_text(PID)
+    monkeypatch.chdir(here)
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off", tools_dir=tools)) as bus:
+        await until(lambda: bus.registry.find("pid") is not None, "the tool of the folder")
+    assert not (tmp_path / "imported").exists()

@@ -118,7 +118,7 @@ def entry_of(client: ClientFiles, options: Mapping[str, str]) -> dict[str, Any]:
     if "--data-dir" in options:
         options["--data-dir"] = str(Path(options["--data-dir"]).absolute())
     script = Path(sys.executable).with_name("toolbus.exe" if sys.platform == "win32" else "toolbus")
-    command, *before = [str(script)] if script.exists() else [sys.executable, "-m", "toolbus.cli"]
+    command, *before = [str(script)] if script.exists() else [sys.executable, "-P", "-m", "toolbus.cli"]
     words = [word for option in options.items() for word in option]
     kind = {"type": "stdio"} if client.typed else {}
     return {**kind, "command": command, "args": [*before, "mcp", *words]}
