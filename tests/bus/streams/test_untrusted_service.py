@@ -16,7 +16,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.faults.raw_peer import RawPeer, echo, opening, tool
 from tests.support.core_model import Core
+from tests.support.waiting import until
 from toolbus.bus import Bus
+from toolbus.bus.rooms.streams_room import StreamsRoom
+from toolbus.bus.streams.grpc_server import CONNECTION_STREAMS
 from toolbus.bus.streams.server_handshake import GUARDED_SESSIONS
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import Limits
@@ -24,6 +27,7 @@ from toolbus.sdk import Host, Plugin
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
+from toolbus.v1.tool_bus_service_pb2_grpc import ToolBusServiceStub
 
 DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED
 HIGH = pb.CallContext(user_id="root", attributes={"level": "99"})
@@ -273,3 +277,23 @@ async def test_one_guarded_source_has_some_of_the_sessions_and_leaves_the_others
         assert f"'dropin' has {GUARDED_SESSIONS}" in text
         await (await peer()).attach("dropin", token="t", instance="i0")  # takes over
         await (await peer()).attach("dropin:kb", token="u")
+
+
+async def test_one_connection_of_a_sandbox_has_so_many_streams_at_once_and_the_others_wait_in_the_client(
+    bus: Bus,
+) -> None:
+    async with grpc.aio.insecure_channel(await bus.dropin_address()) as channel:
+        stub: Any = ToolBusServiceStub(channel)
+        streams = [stub.Invoke() for _ in range(CONNECTION_STREAMS + 20)]
+        streams_room = bus.core.rooms.find(StreamsRoom)
+        assert streams_room is not None
+        opened = streams_room.listeners._untrusted_service._open
+        await until(lambda: len(opened) == CONNECTION_STREAMS, "the streams that may be open")
+        await asyncio.sleep(0.1)  # would more come, they would by now
+        assert len(opened) == CONNECTION_STREAMS
+        for stream in streams[:20]:
+            stream.cancel()
+        await until(lambda: len(opened) == CONNECTION_STREAMS, "those that waited")
+        for stream in streams:
+            stream.cancel()
+        await until(lambda: not opened, "the end of all")
