@@ -203,7 +203,7 @@ async def callback(addresses: Addresses, until: float) -> None:
 
         async def registers() -> None:
             for number in itertools.count():
-                async with session.post("/api/tools/register", json=body(f"t{number % 400}", number)) as response:
+                async with session.post("/api/tools/register", json=body(f"t{number % 40}", number)) as response:
                     await response.read()
                 await asyncio.sleep(PAUSE)
 

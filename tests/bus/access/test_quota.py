@@ -192,7 +192,7 @@ def test_an_identity_has_no_more_sessions_than_it_may() -> None:
 
 
 def test_an_identity_whose_scopes_state_no_number_leaves_most_sessions_to_others() -> None:
-    core = Core(limits=Limits(sessions=20))
+    core = Core(limits=Limits(sessions=40))
     who = identity()
     for name in "ab":
         assert attach(core, who, instance=name).status is None

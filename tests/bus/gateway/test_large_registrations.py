@@ -10,7 +10,11 @@ import httpx
 import pytest
 
 from toolbus.bus import Bus, Config
-from toolbus.bus.gateway.registrations import Registrations
+from toolbus.bus.catalog.entry import CompiledTool
+from toolbus.bus.gateway import gateway_parts, registrations
+from toolbus.bus.gateway.registrations import compile_by_rest
+from toolbus.protocol.limits import Limits
+from toolbus.protocol.tool import Tool
 
 
 def body(properties: int, **more: Any) -> dict[str, Any]:
@@ -24,13 +28,13 @@ async def test_a_large_schema_is_compiled_on_a_thread(
     properties: int, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[bool] = []
-    compile_tool = Registrations.compile
 
-    def compiled(registrations: Registrations, tool: Any) -> Any:
+    def compiled(tool: Tool, limits: Limits) -> CompiledTool:
         threads.append(threading.current_thread() is not threading.main_thread())
-        return compile_tool(registrations, tool)
+        return compile_by_rest(tool, limits)
 
-    monkeypatch.setattr(Registrations, "compile", compiled)
+    for module in (registrations, gateway_parts):
+        monkeypatch.setattr(module, "compile_by_rest", compiled)
     async with (
         Bus(Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0")) as bus,
         httpx.AsyncClient(base_url=f"http://{bus.http_address}") as web,

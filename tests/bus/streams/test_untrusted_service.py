@@ -195,7 +195,7 @@ async def test_the_first_token_binds_the_source_on_both_ports(bus: Bus) -> None:
 
 
 async def test_it_cannot_use_up_the_streams_of_the_bus() -> None:
-    async with running_bus(limits=Limits(sessions=20)) as bus, Host(bus.grpc_addresses[0]) as host:
+    async with running_bus(limits=Limits(sessions=40)) as bus, Host(bus.grpc_addresses[0]) as host:
         peers = [RawPeer(await bus.dropin_address()) for _ in range(3)]
         await peers[0].attach("dropin", token="t")
         await peers[1].attach("dropin", token="t")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.entry import CompiledTool
 from toolbus.bus.core import Core
-from toolbus.bus.gateway.registrations import Registrations
+from toolbus.bus.gateway.registrations import Registrations, compile_by_rest
 from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.local import LocalCaller
 from toolbus.common.beside_loop import beside_loop
@@ -23,6 +24,7 @@ from toolbus.protocol.tool import Tool
 
 SOURCE = "http"  # the source of calls over HTTP; of an identity with its name
 IDENTITY = "toolbus.identity"  # of an ASGI scope: who makes the request
+PAUSE = 9.0  # times what a large schema took to compile, before the next one
 LARGE = 8 * 1024  # characters of a schema that is compiled on a thread, since it would hold the loop
 SCOPE_KEY = "toolbus.parts"  # of an ASGI scope
 
@@ -65,6 +67,7 @@ class GatewayParts:
     own_url: CallbackUrl | None
     remote: RemoteAccess
     _caches: dict[Callable[[], Any], Any] = field(default_factory=dict, init=False, repr=False)
+    _compiling: asyncio.Lock = field(default_factory=asyncio.Lock, init=False, repr=False)  # one large schema at a time
 
     def cache(self, kind: Callable[[], T]) -> T:
         """Returns this bus's cache of a kind, empty at first."""
@@ -88,12 +91,21 @@ class GatewayParts:
         if self.registrations is None:
             raise NotOffered("this bus takes no tools with a callback_url: register over gRPC, in a session")
         large = len(tool.parameters_json) > LARGE or '"pattern' in tool.parameters_json
-        compiled = await asyncio.to_thread(self._compile, tool) if large else None
+        compiled = await self._compiled(tool) if large else None
         return self.registrations.register(source, tool, target, secret, compiled)
 
-    def _compile(self, tool: Tool) -> CompiledTool | None:
-        with beside_loop():
-            return self.registrations.compile(tool) if self.registrations is not None else None
+    async def _compiled(self, tool: Tool) -> CompiledTool:
+        limits = self.core.config.limits
+
+        def compile_beside() -> tuple[CompiledTool, float]:
+            began = time.thread_time()
+            with beside_loop():
+                return compile_by_rest(tool, limits), time.thread_time() - began
+
+        async with self._compiling:  # one after the other, with pauses: the interpreter runs one thread at a time
+            compiled, seconds = await asyncio.to_thread(compile_beside)
+            await asyncio.sleep(PAUSE * seconds)
+        return compiled
 
     def persist(self) -> None:
         """Persists changes of the registrations.

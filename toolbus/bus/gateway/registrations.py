@@ -292,6 +292,16 @@ DEFAULT_SOURCE = "external"  # REST-3
 EXPIRE_SECONDS = 30 * 86_400.0  # without an answer of its origin, until a tool is dropped
 
 
+def compile_by_rest(tool: Tool, limits: Limits) -> CompiledTool:
+    """Compiles a tool that comes by REST: its arguments are checked only if it asks for that (REST-40).
+
+    Raises:
+        InvalidTool: it asks for that, and its schema breaks a rule.
+    """
+    tool = replace(tool, no_defaults=True)  # its server gets what was sent
+    return compile_tool(tool, limits) if tool.validate else unchecked(tool, limits)
+
+
 class Registrations:
     """The callback tools of one bus.
 
@@ -383,25 +393,14 @@ class Registrations:
 
     # -- registering ---------------------------------------------------------------------------------------------
 
-    def compile(self, tool: Tool) -> CompiledTool:
-        """Compiles a tool that comes by REST: its arguments are checked only if it asks for that (REST-40).
-
-        Raises:
-            InvalidTool: it asks for that, and its schema breaks a rule.
-        """
-        tool = replace(tool, no_defaults=True)  # its server gets what was sent
-        return compile_tool(tool, self._limits) if tool.validate else unchecked(tool, self._limits)
-
     def register(
         self, source: str, tool: Tool, target: CallbackUrl, secret: str = "", compiled: CompiledTool | None = None
     ) -> ChangeOutcome:
-        """Registers one tool by REST.
-
-        Some role has to accept it (REST-4).
+        """Registers one tool by REST; some role has to accept it (REST-4).
 
         Args:
             secret: its `callback_secret`; empty where its plugin set none.
-            compiled: what `compile` returned for it, where that was called before.
+            compiled: `compile_by_rest` of it, if known.
 
         Raises:
             UnknownRole: the tool is for a role that is not configured.
@@ -410,7 +409,7 @@ class Registrations:
         """
         self._check_source(source)
         _check_name(tool.name)
-        compiled = compiled or self.compile(tool)
+        compiled = compiled or compile_by_rest(tool, self._limits)
         self._audit.check()
         if tool.role and not self._adopt(tool.role, Principal(source)):
             raise UnknownRole(tool.role)

@@ -35,7 +35,7 @@ FILE = "bus.db"
 LOCK = "toolbus.lock"
 APPLICATION_ID = 0x54426462  # "TBdb"
 KEPT = ".earlier"  # suffix of a file of an earlier release, once its rows are in the store
-CHECKPOINT_BYTES = 2 << 20  # written since the last checkpoint, until the next one
+CHECKPOINT_BYTES = 1 << 20  # written since the last checkpoint, until the next one
 MAX_SHOWN = 200
 
 Row = tuple[str, str, int]  # its key, its value as JSON, its checksum

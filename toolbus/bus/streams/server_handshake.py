@@ -45,7 +45,7 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 # derived from these tables.
 
 GUARDED_SESSIONS = 32  # of one guarded source, whose groups have one each
-SHARE = 10  # one in so many of the bus's sessions are for one identity whose scopes state no number
+SHARE = 20  # one in so many of the bus's sessions are for one identity whose scopes state no number
 LOST_SECONDS = 3600.0  # how long a source is listed after its grace period, as the series of its tools are
 MAX_LOST = 1_000  # such sources: names that never come back must not fill the memory
 

@@ -30,7 +30,7 @@ from toolbus.v1 import tool_pb2 as pb
 Answer = TypeVar("Answer")
 CHUNK_BYTES = 32 * 1024  # of declarations that are read before it is the turn of others
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
-READ_SHARE, READ_BURST_SECONDS = 0.1, 0.25  # of the time, for the tools of one account; at once, after a rest
+READ_SHARE, READ_BURST_SECONDS = 0.05, 0.25  # of the time, for the tools of one account; at once, after a rest
 TOOL_BYTES, TIMES = 6 * 1024, 4  # what a tool takes in memory, about: so much, and its texts so many times
 Read = CompiledTool | InvalidTool
 

@@ -323,7 +323,7 @@ def _read_peer(written: Mapping[str, Any]) -> ServerInfo | None:
 
 MAX_TOOLS = 10_000  # of one mount
 TOOL_BYTES, TIMES = 6 * 1024, 4  # what a tool takes in memory, about: so much, and its text so many times
-READ_SHARE, READ_BURST_SECONDS = 0.1, 0.25  # of the time for the tools of one mount; at once
+READ_SHARE, READ_BURST_SECONDS = 0.05, 0.25  # of the time for the tools of one mount; at once
 _HASH_DIGITS = 8  # in a name that replaces the server's
 _READ_BY_MODELS = ("title", "description")
 _NAMING = ("name", "uri", "uriTemplate")  # fields that name a declaration, of any kind
