@@ -1,17 +1,24 @@
 """``toolbus call``: arguments, output, errors and Ctrl-C."""
 
 import json
+import os
+import pty
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
-from tests.support.processes import Running, toolbus
+from tests.bus.gateway.on_thread import bus_on_thread
+from tests.support.processes import Running, environment, toolbus
 from tests.support.waiting import until_sync
+from toolbus.cli import call_command
 from toolbus.cli.call_command import show, show_progress
 from toolbus.errors import Code, Stage
+from toolbus.functions.scope import ToolScope
 from toolbus.protocol.tool import CallError, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -117,7 +124,10 @@ def test_a_resource_in_a_result_is_printed_or_described(capsys: pytest.CaptureFi
     )
     show(Result("1", content=content), as_json=False)
     printed_error = capsys.readouterr().err
-    assert "file:///a\n  what is in it\n(file:///b, image/png, 1 bytes; --json prints it as base64)" in printed_error
+    assert (
+        "file:///a\n  what is in it\n(file:///b, image/png, 1 bytes; --json has it as base64, --out writes it)"
+        in printed_error
+    )
     show(Result("1", content=content), as_json=True)
     assert json.loads(capsys.readouterr().out)["content"] == [
         {"kind": "resource", "uri": "file:///a", "mime_type": "", "text": "what is in it"},
@@ -147,3 +157,46 @@ def test_a_text_of_the_content_that_repeats_the_output_is_printed_once(capsys: p
     assert (printed.out + printed.err).count("alpha") == 1
     show(result, as_json=True)
     assert "content" not in json.loads(capsys.readouterr().out)
+
+
+def test_parts_that_are_no_text_are_written_into_new_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    block = pb.ContentBlock
+    content = (
+        block(text=pb.TextContent(text="a cat")),
+        block(image=pb.ImageContent(mime_type="image/png", data=b"png")),
+        block(resource=pb.EmbeddedResource(uri="file:///../../etc/x", mime_type="odd/kind", data=b"odd")),
+    )
+    folder = tmp_path / "new" / "pictures"
+    call_command._write_content(Result("1", content=content), folder, "../draw:cat")
+    written = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert written == {".._draw_cat-2.png": b"png", ".._draw_cat-3.bin": b"odd"}
+    with pytest.raises(typer.Exit):
+        call_command._write_content(Result("1", content=content), folder, "../draw:cat")
+    assert "choose another folder" in capsys.readouterr().err
+
+
+def test_progress_is_printed_on_a_terminal_and_where_it_is_asked_for() -> None:
+    with bus_on_thread() as running:
+
+        @running.tool
+        def draw(scope: ToolScope) -> str:
+            """Draws."""
+            scope.progress(1, total=2, message="half")
+            return "drawn"
+
+        words = ("call", "draw", "--bus", running.grpc_addresses[0])
+        assert toolbus(*words).stderr == ""
+        assert toolbus(*words, "--progress").stderr == "… 1/2 half\n"
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "toolbus.cli", *words]
+        with open(theirs, "wb") as terminal:
+            ran = subprocess.run(command, stderr=terminal, stdin=subprocess.DEVNULL, env=environment({}), check=False)
+            assert (ran.returncode, os.read(ours, 10_000).decode()) == (0, "… 1/2 half\r\n")
+        os.close(ours)
+
+
+def test_the_http_port_of_a_bus_is_named_at_once() -> None:
+    with bus_on_thread() as running:
+        ran = toolbus("list", "--bus", str(running.http_address))
+    assert ran.returncode == 3
+    assert f"the server at {running.http_address} speaks HTTP, not gRPC" in ran.stderr

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 import shlex
 import sys
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from mimetypes import guess_extension
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -316,7 +319,7 @@ EPILOG = epilog(
     (
         "toolbus call get_weather city=Paris days=3",
         """toolbus call get_weather '{"city": "Paris"}' --timeout 5 --json""",
-        "toolbus call summarize @request.json --progress",
+        "toolbus call draw subject=cat --out pictures",
         """echo '{"a": 1}' | toolbus call add - b=2""",
         "toolbus call report year=2026 --user u-17 --background-after 5",
     ),
@@ -371,8 +374,12 @@ def call(
         float | None, typer.Option(metavar="SECONDS", help="Continue the call as a task after this many seconds.")
     ] = None,
     progress: Annotated[
-        bool, typer.Option("--progress", help="Print progress and chunks of output to standard error.")
-    ] = False,
+        bool | None,
+        typer.Option(help="Print progress and chunks of output to standard error (default: on a terminal)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write images, audio and files of the result into a folder.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Call a tool and print what it returns."""
@@ -389,10 +396,12 @@ def call(
     pairs += [("level", str(level))] if level is not None else []
     if pairs:
         options["context"] = _context(pairs)
-    if progress:
+    if progress or (progress is None and not as_json and sys.stderr.isatty()):
         options["on_progress"] = show_progress
     options |= {} if as_json else _input_options()
     result = bus_client.with_host(BusTarget(bus, credential), lambda host: _make(host, name, words, options))
+    if out is not None:
+        _write_content(result, out, name)
     task_id = None if as_json or background_after is None else _task_of(result)
     if task_id is None:
         show(result, as_json)
@@ -509,6 +518,22 @@ def show_content(result: Result) -> None:
         terminal.print_lines(_described(block), sys.stderr)
 
 
+def _write_content(result: Result, folder: Path, name: str) -> None:
+    """Writes the parts of a result that are no text into new files, and prints their names."""
+    for number, block in enumerate(result.content, 1):
+        part = getattr(block, block.WhichOneof("kind") or "text")
+        if data := getattr(part, "data", b""):
+            suffix = guess_extension(part.mime_type) or ".bin"
+            file = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}-{number}{suffix}"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with file.open("xb") as opened:
+                    opened.write(data)
+            except OSError as error:
+                terminal.fail(f"{file} cannot be written: {error.strerror}: choose another folder")
+            terminal.print_note(f"wrote {file}, {len(data)} bytes")
+
+
 def _task_of(result: Result) -> str | None:
     """Returns the id of the task that a call became; None if the result is the tool's own."""
     output = _parsed(result)
@@ -594,22 +619,17 @@ def _part(block: pb.ContentBlock) -> dict[str, Any]:
 
 
 def _described(block: pb.ContentBlock) -> str:
-    match block.WhichOneof("kind"):
-        case "text":
-            return block.text.text
-        case "image" | "audio" as kind:
-            part = block.image if kind == "image" else block.audio
-            return f"({kind}, {part.mime_type}, {len(part.data)} bytes; --json prints it as base64)"
-        case "resource_link":
-            return f"{block.resource_link.name} {block.resource_link.uri}"
-        case "resource":
-            resource = block.resource
-            if resource.WhichOneof("body") != "data":
-                return f"{resource.uri}\n{resource.text}"
-            about = f"{resource.uri}, {resource.mime_type or 'of an unknown type'}, {len(resource.data)} bytes"
-            return f"({about}; --json prints it as base64)"
-        case _:
-            return "(content of a kind that this version does not know)"
+    kind = block.WhichOneof("kind")
+    if kind is None:
+        return "(content of a kind that this version does not know)"
+    part = getattr(block, kind)
+    if kind == "resource_link":
+        return f"{part.name} {part.uri}"
+    data = getattr(part, "data", b"")
+    if kind == "text" or (kind == "resource" and not data):
+        return part.text if kind == "text" else f"{part.uri}\n{part.text}"
+    about = f"{getattr(part, 'uri', kind)}, {part.mime_type or 'of an unknown type'}, {len(data)} bytes"
+    return f"({about}; --json has it as base64, --out writes it)"
 
 
 def show_progress(progress: Any) -> None:

@@ -122,7 +122,20 @@ def _diagnose_plain(address: BusAddress, finding: TlsProbeResult) -> str:
         )
     if finding is TlsProbeResult.NOT_HTTP2:
         return _TEXTS[finding].format(address=address)
-    return ""
+    return _PLAIN_HTTP.format(address=address) if _speaks_http(address) else ""
+
+
+_PLAIN_HTTP = (
+    "the server at {address} speaks HTTP, not gRPC: give the bus's gRPC address, which `toolbus serve` prints as grpc="
+)
+
+
+def _speaks_http(address: BusAddress) -> bool:
+    """Tells whether a server answers a request of HTTP/1.1: it is the HTTP port of a bus, or another program."""
+    with suppress(OSError), socket.create_connection((address.host, address.port), PLAIN_SECONDS) as plain:
+        plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return plain.recv(7) == b"HTTP/1."
+    return False
 
 
 def _refused(address: BusAddress, credential: Credential | None) -> str:

@@ -343,3 +343,20 @@ def test_any_folder_loads_exactly_what_its_good_files_register(
     assert names(loaded) == list(dict.fromkeys(good))
     assert list(skipped(loaded)) == [name for name in order if isinstance(files[name], str)]
     assert sum(not problem.skipped for problem in loaded.problems) == len(good) - len(set(good))
+
+
+def test_a_file_that_offers_nothing_says_what_to_do(tmp_path: Path) -> None:
+    files = {
+        "greet.py": "def greet(name: str) -> str:\n    return name\n\ndef _own() -> None: ...\n",
+        "weather.py": "from toolbus import Plugin\nplugin = Plugin('weather')\n\ndef get_weather(city): ...\n",
+        "data.py": "from json import dumps\nPLACES = ['Oslo']\n",
+        "_shared.py": "def help_out() -> None: ...\n",
+        "fine.py": tool("x") + "def helper() -> None: ...\n",
+    }
+    loaded = load(tmp_path, files)
+    assert names(loaded) == ["x"]
+    assert {problem.file: problem.reason for problem in loaded.problems} == {
+        "greet.py": "offers no tools: put `@llm_tool` (from toolbus import llm_tool) above greet",
+        "weather.py": "is a plugin, so it offers no tools here: run it with `toolbus run weather.py`",
+    }
+    assert not any(problem.skipped for problem in loaded.problems)

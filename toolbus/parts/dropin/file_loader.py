@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-from toolbus.common.text import shorten
+from toolbus.common.text import list_names, shorten
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.runner import RunSync, run_handler
 from toolbus.functions.scope import ToolScope
@@ -220,8 +220,8 @@ class _Loading:
             registered.reset(token)
         if is_shared(file):
             self._shared[_stem(file)] = module
-        if not specs:
-            log.debug("%s registers no tool", file)
+        if not specs and offers and (why := _why_nothing(module, file)):
+            self.problems.append(FileProblem(_printable(file), why, skipped=False))
         for spec in specs if offers else ():
             self._add(file, spec)
 
@@ -275,6 +275,19 @@ class _Loading:
         reason = _reason(self._folder / file, error)
         log.warning("failed to load %s: %s", _printable(file), reason)
         self.problems.append(FileProblem(_printable(file), reason))
+
+
+def _why_nothing(module: ModuleType, file: str) -> str:
+    """Returns how a file that offers nothing would offer something; "" where it is a helper by its looks."""
+    if is_shared(file):
+        return ""
+    values = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    kinds = {(type(value).__module__.partition(".")[0], type(value).__name__) for value in values.values()}
+    if ("toolbus", "Plugin") in kinds:
+        return f"is a plugin, so it offers no tools here: run it with `toolbus run {_printable(file)}`"
+    functions = {name: value for name, value in values.items() if isinstance(value, FunctionType)}
+    own = [name for name, value in functions.items() if value.__module__ == module.__name__]
+    return f"offers no tools: put `@llm_tool` (from toolbus import llm_tool) above {list_names(own)}" if own else ""
 
 
 def _stem(file: str) -> str:
