@@ -135,6 +135,7 @@ LONG_CLASSES: dict[str, str] = {
 LONG_FUNCTIONS: dict[str, str] = {
     "toolbus/bus/calls/dispatcher.py:calls": "the hot path, one flat function a frame: a call costs as much as a check",
     "toolbus/bus/calls/dispatcher.py:results": "the hot path, for the same reason",
+    "toolbus/cli/call_command.py:call": "one parameter for each option",
     "toolbus/cli/run_command.py:run": "one parameter for each option",
     "toolbus/parts/mcp/commands/mount_command.py:mount": "one parameter for each option, and their mapping to an entry",
 }

@@ -385,15 +385,13 @@ def call(
     """Call a tool and print what it returns."""
     words = ArgumentWords.read(arguments or [])
     pairs = [read_pair(word, "--context") for word in context or []]
-    if user and "user_id" in dict(pairs):
-        terminal.fail("--user and --context user_id=… set the same field: remove one", terminal.USAGE)
-    if level is not None and "level" in dict(pairs):
-        terminal.fail("--level and --context level=… set the same field: remove one", terminal.USAGE)
+    for option, key, value in (("--user", "user_id", user or None), ("--level", "level", level)):
+        if value is not None and key in dict(pairs):
+            terminal.fail(f"{option} and --context {key}=… set the same field: remove one", terminal.USAGE)
+        pairs += [(key, str(value))] if value is not None else []
     check_seconds("--timeout", timeout)
     check_seconds("--background-after", background_after)
     options: dict[str, Any] = {"timeout": timeout, "role": role, "background_after": background_after}
-    pairs += [("user_id", user)] if user else []
-    pairs += [("level", str(level))] if level is not None else []
     if pairs:
         options["context"] = _context(pairs)
     if progress or (progress is None and not as_json and sys.stderr.isatty()):
