@@ -71,6 +71,7 @@ clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript, Go and
 	@command -v cargo >/dev/null || { echo "make clients needs Rust 1.88 or newer, and finds none: install it from https://rustup.rs" >&2; exit 1; }
 	@cd clients/rust && cargo build --locked --quiet --examples && TOOLBUS=$(abspath $(BIN))/toolbus cargo test --locked --quiet
 	@$(BIN)/python -m tests.parts.conformance.clients --check rust
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.parts.development.languages
 
 client-matrix: $(VENV)/dev.stamp ## have the hosts of every client call the plugins of every other, after make clients (ARGS="python go")
 	@$(BIN)/python -m tests.parts.conformance.matrix $(ARGS)

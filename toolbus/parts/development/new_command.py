@@ -1,4 +1,4 @@
-"""Implements ``toolbus new``: writes the first files of a plugin, with a test that runs."""
+"""Implements ``toolbus new``: writes the first files of a plugin, which run as they are."""
 
 from __future__ import annotations
 
@@ -9,63 +9,25 @@ from typing import Annotated
 
 import typer
 
+import toolbus
 from toolbus.cli import terminal
 from toolbus.cli.help_text import epilog
+from toolbus.parts.development.templates import TEMPLATES, Template
 
 EPILOG = epilog(
-    ("toolbus new weather", "toolbus new weather --in plugins"),
+    (
+        "toolbus new weather",
+        "toolbus new weather --in plugins",
+        "toolbus new weather --language rust",
+    ),
     """
-    Writes a folder with the plugin NAME.py, its test test_NAME.py, and a README.md with the commands to run both. What
-    is there already is not changed.
+    Writes a folder with a plugin that runs, and a README.md with the commands to run it; in Python also its test. What
+    is there already is not changed. The packages of other languages are used from a checkout of toolbus.
     """,
     "0 done, 1 a file cannot be written, 2 wrong usage.",
 )
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
-
-_PLUGIN = '''"""The tools of the plugin {name}."""
-
-from typing import Annotated
-
-from toolbus import Plugin
-
-plugin = Plugin("{name}")
-
-
-@plugin.tool
-def {name}_hello(who: Annotated[str, "Whom to greet."]) -> str:
-    """Greets someone: replace this by what your tool does, in words that a model understands."""
-    return f"Hello, {{who}}!"
-
-
-if __name__ == "__main__":
-    plugin.run()
-'''
-_TEST = '''"""Runs the plugin on a bus of its own: python -m pytest (needs toolbus[server] and pytest)."""
-
-import asyncio
-
-from toolbus.testing import running_bus
-
-from {name} import plugin
-
-
-def test_it_greets():
-    async def scenario():
-        async with running_bus(plugin) as host:
-            return (await host.call("{name}_hello", {{"who": "World"}})).unwrap()
-
-    assert asyncio.run(scenario()) == "Hello, World!"
-'''
-_README = """# {name}
-
-```
-toolbus dev {name}.py                      # a bus and the plugin, which reloads on save
-toolbus call {name}_hello who=World        # in another terminal
-python -m pytest                           # its test
-```
-
-`toolbus run {name}.py` runs the plugin for a bus that runs already (`toolbus serve`).
-"""
+_CLIENTS = Path(toolbus.__file__).resolve().parents[1] / "clients"  # of the checkout that this program is of, if it is
 
 
 def new(
@@ -73,6 +35,10 @@ def new(
     folder: Annotated[
         Path, typer.Option("--in", metavar="DIR", help="Where the folder is made (default: here).")
     ] = Path(),
+    language: Annotated[str, typer.Option(metavar="LANGUAGE", help=f"One of {', '.join(TEMPLATES)}.")] = "python",
+    clients: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder clients of a checkout, for languages other than Python.")
+    ] = _CLIENTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write the first files of a plugin."""
@@ -82,17 +48,31 @@ def new(
             "my_weather",
             terminal.USAGE,
         )
+    template = _template(language, clients)
     home = folder / name
-    files = {f"{name}.py": _PLUGIN, f"test_{name}.py": _TEST, "README.md": _README}
+    files = template.written(name, str(clients.resolve()))
     if present := [each for each in files if (home / each).exists()]:
         terminal.fail(f"{home / present[0]} is there already: choose another name, or remove it", terminal.USAGE)
     try:
-        home.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
-            (home / file).write_text(text.format(name=name), "utf-8")
+            (home / file).parent.mkdir(parents=True, exist_ok=True)
+            (home / file).write_text(text, "utf-8")
     except OSError as error:
         terminal.fail(f"{home} cannot be written: {error.strerror}: let this user write there, or use --in")
+    start = template.start.replace("@name@", name)
     if as_json:
-        terminal.print_json({"folder": str(home), "files": list(files)})
+        terminal.print_json({"folder": str(home), "files": list(files), "start": start})
         return
-    terminal.print_lines(f"wrote {home}: {', '.join(files)}\nnext: cd {home} && toolbus dev {name}.py")
+    terminal.print_lines(f"wrote {home}: {', '.join(files)}\nnext: cd {home} && {start}")
+
+
+def _template(language: str, clients: Path) -> Template:
+    if language not in TEMPLATES:
+        terminal.fail(f"there is no language {language!r}: use one of {', '.join(TEMPLATES)}", terminal.USAGE)
+    template = TEMPLATES[language]
+    if template.package and not (clients / template.package).is_dir():
+        terminal.fail(
+            f"{clients / template.package} is not there: pass --clients DIR, that folder of a checkout of toolbus",
+            terminal.USAGE,
+        )
+    return template
