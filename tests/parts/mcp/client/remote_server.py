@@ -17,6 +17,55 @@ from toolbus.parts.mcp.messages import eras, headers
 
 QUICK = HttpTimings(gate=5.0, retry=0.01, min_retry=0.01, max_retry=0.05, first_backoff=0.01, drain=0.2, cancel=0.01)
 
+JSON, EVENTS = "application/json", "text/event-stream"
+# What servers that are not modern answer to `server/discover`: the status, the type, and the body with $ID for the id.
+NOT_MODERN: list[tuple[int, str | None, str]] = [
+    (204, None, ""),
+    (202, None, ""),
+    (200, JSON, ""),
+    (200, JSON, " \n "),
+    (200, JSON, "{}"),
+    (200, JSON, "null"),
+    (200, JSON, "[]"),
+    (200, JSON, '"ok"'),
+    (200, JSON, "{"),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID}'),
+    (200, JSON, '{"jsonrpc":"2.0","id":987654,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}'),
+    (200, JSON, '[{"jsonrpc":"2.0","id":$ID,"result":{}}]'),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{}}'),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":null}'),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":[]}'),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":[]}}'),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":["2025-11-25"],"capabilities":{}}}'),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":"2026-07-28","capabilities":{}}}'),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":["2026-07-28"]}}'),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":["2026-07-28"],"capabilities":[]}}'),
+    (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"capabilities":{"tools":{}}}}'),
+    (200, JSON, '{"jsonrpc":"2.0","method":"notifications/message","params":{}}'),
+    (200, "text/plain", "ok"),
+    (200, "text/html", "<html>Welcome</html>"),
+    (200, None, "ok"),
+    (200, "application/xml", "<ok/>"),
+    (200, EVENTS, ""),
+    (200, EVENTS, ": nothing\n\n"),
+    (200, EVENTS, "data: {}\n\n"),
+    (200, EVENTS, "data:\n\n"),
+    (201, JSON, "{}"),
+    (400, "text/plain", "no session"),
+    (403, "text/plain", "method not allowed here"),
+    (404, "text/html", "<h1>Not found</h1>"),
+    (405, None, ""),
+    (406, JSON, '{"error":"x"}'),
+    (500, "text/plain", "Internal Server Error"),
+    (501, None, ""),
+    (200, JSON, '{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"x"}}'),
+    (200, EVENTS, "event: endpoint\ndata: /messages?session=1\n\n"),
+    (302, None, ""),
+    (421, None, ""),
+    (429, "text/plain", "slow down"),
+    (503, None, ""),
+]
+
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
@@ -96,7 +145,8 @@ class RemoteServer:
         if method == "initialize" and not self.modern:
             self.made_sessions += 1
             self.sessions.append(f"s{self.made_sessions}")
-            result = {"protocolVersion": eras.NEWEST_LEGACY, "capabilities": {"tools": {}}, "serverInfo": {}}
+            result = {"protocolVersion": eras.NEWEST_LEGACY, "capabilities": {"tools": {}}}
+            result["serverInfo"] = {"name": "far", "version": "1"}
             return self.result(message, result, {headers.SESSION: self.sessions[-1]})
         error = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "not initialized"}}
         return web.json_response(error, status=400)
@@ -111,6 +161,16 @@ class RemoteServer:
         self, message: Mapping[str, Any], result: Mapping[str, Any], more: Mapping[str, str] | None = None
     ) -> web.Response:
         return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result}, headers=more)
+
+
+def answer_with(status: int, kind: str | None, body: str) -> Handler:
+    """Returns what answers each request in one way."""
+
+    async def answer(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        content = body.replace("$ID", json.dumps(message["id"])).encode()
+        return web.Response(status=status, body=content, headers={"Content-Type": kind} if kind else {})
+
+    return answer
 
 
 async def stream(request: web.Request) -> web.StreamResponse:

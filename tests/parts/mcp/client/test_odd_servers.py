@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from tests.parts.mcp.client.mount_cases import House, house
-from tests.parts.mcp.client.remote_server import RemoteServer, connected, serving
+from tests.parts.mcp.client.remote_server import EVENTS, NOT_MODERN, RemoteServer, answer_with, connected, serving
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.parts.mcp.client.connection import MAX_EMPTY_PAGES, ServerInfo, read_lists
 from toolbus.parts.mcp.client.entries import MountEntry
@@ -23,7 +23,7 @@ from toolbus.parts.mcp.client.mount import Mount, MountState
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
 
 SCRIPT = Path(__file__).parents[3] / "support" / "mcp_script.py"
-JSON, EVENTS = "application/json", "text/event-stream"
+
 TOOL = '{"name":"echo","inputSchema":{"type":"object"}}'
 INITIALIZED = (
     '{"jsonrpc":"2.0","id":$ID,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},'
@@ -46,60 +46,12 @@ LEGACY: dict[str, Any] = {
 # -- the probe ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "body"),
-    [
-        (204, None, ""),
-        (202, None, ""),
-        (200, JSON, ""),
-        (200, JSON, " \n "),
-        (200, JSON, "{}"),
-        (200, JSON, "null"),
-        (200, JSON, "[]"),
-        (200, JSON, '"ok"'),
-        (200, JSON, "{"),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID}'),
-        (200, JSON, '{"jsonrpc":"2.0","id":987654,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}'),
-        (200, JSON, '[{"jsonrpc":"2.0","id":$ID,"result":{}}]'),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{}}'),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":null}'),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":[]}'),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":[]}}'),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":["2025-11-25"],"capabilities":{}}}'),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":"2026-07-28","capabilities":{}}}'),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":["2026-07-28"]}}'),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":["2026-07-28"],"capabilities":[]}}'),
-        (200, JSON, '{"jsonrpc":"2.0","id":$ID,"result":{"capabilities":{"tools":{}}}}'),
-        (200, JSON, '{"jsonrpc":"2.0","method":"notifications/message","params":{}}'),
-        (200, "text/plain", "ok"),
-        (200, "text/html", "<html>Welcome</html>"),
-        (200, None, "ok"),
-        (200, "application/xml", "<ok/>"),
-        (200, EVENTS, ""),
-        (200, EVENTS, ": nothing\n\n"),
-        (200, EVENTS, "data: {}\n\n"),
-        (200, EVENTS, "data:\n\n"),
-        (201, JSON, "{}"),
-        (400, "text/plain", "no session"),
-        (403, "text/plain", "method not allowed here"),
-        (404, "text/html", "<h1>Not found</h1>"),
-        (405, None, ""),
-        (406, JSON, '{"error":"x"}'),
-        (500, "text/plain", "Internal Server Error"),
-        (501, None, ""),
-    ],
-)
+@pytest.mark.parametrize(("status", "kind", "body"), NOT_MODERN)
 async def test_a_server_that_is_not_modern_beyond_doubt_is_asked_with_initialize(
     status: int, kind: str | None, body: str
 ) -> None:
     async with serving(modern=False) as server:
-
-        async def discover(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-            content = body.replace("$ID", json.dumps(message["id"])).encode()
-            headers = {"Content-Type": kind} if kind else {}
-            return web.Response(status=status, body=content, headers=headers)
-
-        server.on["server/discover"] = discover
+        server.on["server/discover"] = answer_with(status, kind, body)
         async with connected(server) as connection:
             assert connection.peer is not None
             assert not connection.peer.modern
