@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 from mcp import Client
+from mcp_types import TextContent
 
 from tests.parts.mcp.server.asking import Scripted
+from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.entry import compile_tools
 from toolbus.protocol.tool import Limits, Tool
+from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
 
 ODD = {
@@ -58,3 +63,43 @@ async def test_the_official_client_takes_results_of_tools_whose_schemas_are_odd(
             await client.list_tools()
             result = await client.call_tool("odd", {})
             assert json.loads(json.dumps(result.structured_content)) == {"n": "-5"}
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_the_official_client_outlives_a_bus_that_is_told_to_stop(tmp_path: Path, mode: str) -> None:
+    """At the last moment a notification would make it list at a bus that takes no connection, and end by an error."""
+    heard: list[str] = []
+
+    async def hear(message: object) -> None:
+        heard.append(type(message).__name__)
+
+    async with contextlib.AsyncExitStack() as stack:
+        bus = Bus(Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0", data_dir=tmp_path))
+        await bus.start()
+        again = Bus(Config(grpc=bus.grpc_addresses, http=bus.http_address or "", data_dir=tmp_path))
+        plugin = Plugin("weather", address=bus.grpc_addresses[0])
+
+        @plugin.tool
+        def forecast() -> str:
+            return "sunny"
+
+        await stack.enter_async_context(plugin)
+        client = await stack.enter_async_context(
+            Client(f"http://{bus.http_address}/mcp", mode=mode, message_handler=hear, cache=None)
+        )
+        assert (await client.list_tools()).tools
+        listening = await stack.enter_async_context(client.listen(tools_list_changed=True)) if mode == "auto" else None
+        heard.clear()
+        await bus.drain(1.0)  # as SIGTERM does
+        await bus.stop()
+        if listening is not None:  # it ends as a server ends it, not as a broken connection
+            assert [event async for event in listening] == []
+        assert heard == []
+        await again.start()
+        try:
+            block = (await client.call_tool("forecast", {})).content[0]
+            assert isinstance(block, TextContent)
+            assert block.text == "sunny"
+            await stack.aclose()
+        finally:
+            await again.stop()
