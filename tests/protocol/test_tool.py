@@ -364,6 +364,9 @@ REPEATS = [
     ('{"result":[{"a":1},{"a":2}]}', _texts('{"a": 1}', '{\n "a": 2}'), '{"result":[{"a":1},{"a":2}]}'),
     ('{"result":[1,2]}', _texts("1", "2"), '{"result":[1,2]}'),
     ('{"result":true}', _texts("true"), '{"result":true}'),
+    ('{"result":true}', _texts("True"), '{"result":true}'),
+    ('{"result":null}', _texts("None"), '{"result":null}'),
+    ('{"result":["alpha","beta"]}', _texts("alpha\nbeta"), '{"result":["alpha","beta"]}'),
     ('{"a":1,"b":[2]}', _texts('{"b": [2], "a": 1}', "done"), '{"a":1,"b":[2]}\ndone'),
     ('{"a":1}', (*_texts('```json\n{"a": 1}\n```'), PICTURE), f'{{"a":1}}\n{SEEN}'),
     ('{"text":"alpha","n":1}', _texts("alpha"), '{"text":"alpha","n":1}'),
@@ -375,6 +378,8 @@ REPEATS = [
     ('{"a":1}', _texts('{"a":2}'), '{"a":1}\n{"a":2}'),
     ('"alpha"', _texts("alphabet"), "alpha\nalphabet"),
     ('{"result":true}', _texts("1"), '{"result":true}\n1'),
+    ('{"result":true}', _texts("False"), '{"result":true}\nFalse'),
+    ('{"rows":["alpha","beta"]}', _texts("alpha and beta"), '{"rows":["alpha","beta"]}\nalpha and beta'),
     ("null", _texts("alpha", "alpha"), "alpha\nalpha"),
 ]
 

@@ -128,6 +128,7 @@ def block_text(block: pb.ContentBlock) -> str:
 # no repetition.
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n?```", re.DOTALL)
+_PYTHON: Mapping[str, tuple[Any, ...]] = {"True": (True,), "False": (False,), "None": (None,)}  # as `str` writes them
 
 
 def _without_repeats(
@@ -160,7 +161,7 @@ def _forms(text: str) -> list[Any]:
     """Returns the values that a text may stand for: itself, and the value that it is the JSON of."""
     plain = text.strip()
     fenced = _FENCE.fullmatch(plain)
-    forms: list[Any] = [plain]
+    forms: list[Any] = [plain, *_PYTHON.get(plain, ())]
     for each in (plain, fenced[1]) if fenced else (plain,):
         if _is_json(each) and _levels(each) <= _MAX_LEVELS:
             value = json.loads(each, parse_int=_integer, parse_float=_float)
@@ -181,6 +182,8 @@ def _found(output: Any, wanted: Mapping[str, Any]) -> set[str]:
         if isinstance(value, (dict, list)):
             if (type(value), len(value)) in sizes:
                 found.add(_key(value))
+            if isinstance(value, list) and all(isinstance(each, str) for each in value):
+                found.add("\n".join(value).strip())
             for each in value.values() if isinstance(value, dict) else value:
                 visit(each, is_wrapped and (isinstance(value, list) or len(value) == 1))
         elif isinstance(value, str):
@@ -207,11 +210,7 @@ def _pieces(texts: list[str], whole: str) -> list[str]:
 
 def _key(value: Any) -> str:
     """Returns what values that say the same have in common: a text itself, anything else as JSON behind a mark."""
-    return value if isinstance(value, str) else "\0" + _canonical(value)
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return value if isinstance(value, str) else "\0" + json.dumps(value, sort_keys=True)
 
 
 def _only_text(output: Any) -> str | None:

@@ -304,6 +304,10 @@ def test_restrictions_in_the_words_of_other_clients_are_kept(fields: dict[str, A
         ({"allowWrites": False}, "allowWrites"),
         ({"hiddenTools": ["write"]}, "hiddenTools"),
         ({"DISABLED": True}, "DISABLED"),
+        ({"paused": True}, "paused"),
+        ({"off": True}, "off"),
+        ({"hidden": True}, "hidden"),
+        ({"isSuspended": True}, "isSuspended"),
         ({"toolbus": {"denied": ["write"]}}, "denied"),
         ({"toolbus": {"disabledTools": ["write"]}}, "disabledTools"),
     ],
@@ -324,6 +328,12 @@ def test_a_restriction_that_the_bus_does_not_know_refuses_its_entry_by_name(fiel
         {"enabledMcpjsonServers": ["other"]},
         {"disabledMcpServers": "files"},
         {"enabledMcpServers": 5},
+        {"disabledServers": ["files"]},
+        {"disabledServers": {"files": True}},
+        {"enabledServers": {"files": False}},
+        {"deniedMcpServers": [{"serverName": "files"}]},
+        {"deniedMcpServers": [{"serverCommand": ["x"]}]},
+        {"allowedMcpServers": [{"serverName": "other"}]},
     ],
 )
 def test_a_server_that_its_file_switches_off_is_not_started_and_that_is_said(settings: dict[str, Any]) -> None:
@@ -331,6 +341,7 @@ def test_a_server_that_its_file_switches_off_is_not_started_and_that_is_said(set
     assert reading.entries["files"].disabled
     assert any("switches it off" in notice for notice in reading.notices)
     others: dict[str, Any] = {"mcp": {"allowed": ["files"], "excluded": ["other"]}, "enabledMcpServers": ["files"]}
+    others |= {"disabledServers": {"files": False}, "deniedMcpServers": [{"serverName": "other"}]}
     assert not read({"files": {"command": "x"}}, **others).entries["files"].disabled
 
 

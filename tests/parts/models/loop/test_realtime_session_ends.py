@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,6 +153,22 @@ async def test_two_calls_of_a_message_with_one_id_are_one() -> None:
         await provider.until(lambda: len(provider.sent) == 1)
     assert len(source.calls) == 1
     assert len(provider.sent[0]["tool_response"]["function_responses"]) == 1
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_a_call_that_comes_again_in_another_message_runs_once(is_answered: bool) -> None:
+    source, provider = FunctionSource(add=add), Provider()
+    async with RealtimeSession(GeminiLive(), source, provider.send) as session:
+        await session.setup()
+        await feed(session, live_calls(("f1", "add")))
+        if is_answered:
+            await provider.until(lambda: len(provider.sent) == 1)
+        await feed(session, live_calls(("f1", "add")), live_calls(("f2", "add")))
+        await provider.until(lambda: "f2" in str(provider.sent[-1:]))
+        await run_pending()
+    answers = [each["tool_response"]["function_responses"] for each in provider.sent]
+    assert sorted(each["id"] for batch in answers for each in batch) == ["f1", "f2"]
+    assert len(source.calls) == 2
 
 
 async def test_calls_that_the_host_cancels_are_answered_to_gemini() -> None:

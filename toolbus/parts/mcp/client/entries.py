@@ -455,12 +455,13 @@ _NOT = frozenset(  # Gemini CLI, Codex, Cline, Windsurf
 )
 _LOOKS_RESTRICTIVE = re.compile(
     r"tool|allow|den(y|ied)|disabl|enabl|exclu|inclu|block|restrict|permi|read_?only|sandbox|filter|(^|_)only|"
-    r"white_?list|black_?list|forbid|limit|approv|confirm|polic"
+    r"white_?list|black_?list|forbid|limit|approv|confirm|polic|(^|_)(off|skip(ped)?)($|_)|paus|suspend|hid(e|den)|ignor"
 )
 _LOOSENS = re.compile(r"auto_?(approv|allow)|always_?allow|^trust|tool_timeout|timeout")  # dialogs of other clients
 # Keys of a whole file that name servers.
-_SERVERS_ONLY = frozenset(("allow_mcpservers", "enabled_mcpjson_servers", "enabled_mcp_servers"))
-_SERVERS_NOT = frozenset(("exclude_mcpservers", "disabled_mcpjson_servers", "disabled_mcp_servers"))
+_SERVERS = r"_?(mcp_?)?(json_?)?servers"  # after what a key says of them
+_SERVERS_ONLY = re.compile(rf"(is_)?(allow|enable|include|activ)(d|e|ed)?{_SERVERS}")
+_SERVERS_NOT = re.compile(rf"(is_)?(exclude|disable|deny|denie|block|inactive|ignore|reject)(d|ed)?{_SERVERS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,18 +544,24 @@ def switched_off(file: Mapping[str, Any], name: str) -> str:
         settings += [(f"mcp.{key}", value) for key, value in inner.items()]
     for key, value in settings:
         word = snake_case(key)
-        if word in _SERVERS_ONLY or key == "mcp.allowed":
+        if _SERVERS_ONLY.fullmatch(word) or key == "mcp.allowed":
             if not _names_server(value, name, otherwise=False):
                 return key
-        elif (word in _SERVERS_NOT or key == "mcp.excluded") and _names_server(value, name, otherwise=True):
+        elif (_SERVERS_NOT.fullmatch(word) or key == "mcp.excluded") and _names_server(value, name, otherwise=True):
             return key
     return ""
 
 
 def _names_server(value: Any, name: str, *, otherwise: bool) -> bool:
     """Tells whether a list names a server; `otherwise` if it is no list."""
+    if isinstance(value, Mapping) and all(isinstance(each, bool) for each in value.values()):
+        return value.get(name) is True
     names = [value] if isinstance(value, str) else value
-    return name in names if isinstance(names, list) else otherwise
+    if not isinstance(names, list):
+        return otherwise
+    # Claude's managed settings have objects; one that gives a command or URL may mean any server.
+    names = [each.get("serverName") if isinstance(each, Mapping) else each for each in names]
+    return name in names or (otherwise and None in names)
 
 
 def _names(reader: Reader) -> tuple[str, ...]:
