@@ -164,8 +164,14 @@ class Measured:
         self.offer("plain", "fails", fails=True)
         number_text = {"type": "string", "pattern": r"^\-?\d+$"}
         for name in ("one", "two"):
-            schema = {"$id": "https://x.example/same", "type": "object", "properties": {name: number_text}}
-            self.offer("plain", f"odd_{name}", result={name: "-5"}, output_schema=schema)
+            schema = {
+                "$id": "https://x.example/same",
+                "type": "object",
+                "properties": {name: number_text, "any": True, "at": {"$ref": "#/definitions/moment"}},
+                "definitions": {"moment": {"type": "string", "format": "date-time"}},
+            }
+            result = {name: "-5", "any": 1, "at": "2026-11-29T08:00:00"}
+            self.offer("plain", f"odd_{name}", result=result, output_schema=schema)
 
     def offer(self, source: str, name: str, *, result: Any = "done", fails: bool = False, **options: Any) -> None:
         """Offers a tool."""

@@ -51,6 +51,13 @@ SCHEMAS: list[tuple[Json, list[Any]]] = [  # with values that it takes
     ({"$id": "https://x.example/a", "$defs": {"n": {"type": "integer"}}, "$ref": "#/$defs/n"}, [1]),
     ({"$id": "https://x.example/a", "$defs": {"n": {"type": "integer"}}, "$ref": "a#/$defs/n"}, [1]),
     ({"$defs": {"n": {"$anchor": "num", "type": "integer"}}, "$ref": "#num"}, [1]),
+    ({"definitions": {"n": {"type": "integer"}}, "items": {"$ref": "#/definitions/n"}}, [[1], []]),
+    ({"definitions": {"n": {"items": {"$ref": "#/definitions/n"}}}, "$ref": "#/definitions/n"}, [[[]], [[], [[]]]]),
+    ({"properties": {"a/b": {"type": "integer"}, "c": {"$ref": "#/properties/a~1b"}}}, [{"c": 1}]),
+    ({"$defs": {"x y": {"type": "integer"}, "y": {}}, "items": {"$ref": "#/$defs/x%20y"}}, [[1]]),
+    ({"properties": {"next": {"$ref": "#"}, "n": {"type": "integer"}}}, [{"next": {"next": {}, "n": 1}}]),
+    ({"properties": {"a": True, "b": False}}, [{"a": 1}, {}]),
+    ({"$schema": "http://json-schema.org/draft-06/schema#", "const": 1}, [1]),
     ({"$defs": {"n": {"$id": "n.json", "type": "integer"}}, "items": {"$ref": "n.json"}}, [[1]]),
     (
         {
@@ -66,6 +73,9 @@ WRONG: list[tuple[Json, Any]] = [  # what is still refused in either draft
     ({"$defs": {"n": {"$id": "n.json", "type": "integer"}}, "items": {"$ref": "n.json"}}, ["a"]),
     ({"prefixItems": [{"type": "integer"}], "items": False}, [1, 2]),
     ({"type": "string", "pattern": r"^\-?\d+$"}, "a"),
+    ({"definitions": {"n": {"type": "integer"}}, "items": {"$ref": "#/definitions/n"}}, ["a"]),
+    ({"properties": {"next": {"$ref": "#"}, "n": {"type": "integer"}}}, {"next": {"next": {"n": "a"}}}),
+    ({"properties": {"b": False}}, {"b": 1}),
 ]
 
 
@@ -120,3 +130,38 @@ def test_declarations_are_written_for_all_readers() -> None:
     )
     for kind in ("inputSchema", "outputSchema"):
         assert declaration[kind] == {"type": "object", "properties": {"n": {"type": "string", "pattern": r"^-?\d+$"}}}
+
+
+def references(schema: Any) -> set[str]:
+    if isinstance(schema, list):
+        return set().union(*map(references, schema))
+    if not isinstance(schema, dict):
+        return set()
+    return {schema["$ref"]} if "$ref" in schema else references([*schema.values()])
+
+
+@pytest.mark.parametrize("schema", [schema for schema, _ in SCHEMAS])
+def test_what_some_readers_lose_all_tools_for_is_written_otherwise(schema: Json) -> None:
+    """google-genai and mcp-openai-bridge follow no other references, the TypeScript SDK 1.x wants objects."""
+    written = portable(schema)
+    assert all(re.fullmatch(r"#/\$defs/[\w.-]+", each) for each in references(written))
+    assert all(isinstance(each, dict) for each in written.get("properties", {}).values())
+    assert "draft-06" not in written.get("$schema", "")
+
+
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"type": "string", "format": "date-time"}, {"type": "string", "description": "Format: date-time."}),
+        ({"type": "number", "multipleOf": 0.01}, {"type": "number", "description": "A multiple of 0.01."}),
+        ({"type": "integer", "multipleOf": 5}, {"type": "integer", "multipleOf": 5}),
+        ({"properties": {"format": {"type": "string"}}}, {"properties": {"format": {"type": "string"}}}),
+        ({"minimum": 0, "exclusiveMinimum": True, "maximum": 5, "exclusiveMaximum": False},
+         {"exclusiveMinimum": 0, "maximum": 5}),
+    ],
+)  # fmt: skip
+def test_clients_refuse_no_result_for_a_rule_that_the_bus_reads_otherwise(schema: Json, written: Json) -> None:
+    """As the SDKs for TypeScript read them: a date-time has a time zone, and 1.13 is no multiple of 0.01."""
+    assert portable(schema, of_results=True) == written
+    arguments = portable(schema)
+    assert arguments.get("format") == schema.get("format")

@@ -3,13 +3,16 @@
 Clients compile the output schemas of all tools when they list, and one that they cannot compile costs them all tools:
 the TypeScript SDK 1.x reads draft 7 with strict patterns, others read 2020-12, in Python, Go or Rust. So what these
 read in different ways is written in the way that all of them read, or left out: a schema becomes wider, never narrower.
+Of results clients also demand formats, which the bus and 2020-12 do not (`date-time` with a time zone), and divide by
+0.01 in floating point.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 from toolbus.common.text import dump_json
 from toolbus.protocol.json_schema import LISTS, MAPS, SINGLE
@@ -17,27 +20,32 @@ from toolbus.protocol.patterns import Unreadable, in_words, portable_pattern
 
 Json = dict[str, Any]
 
-_READ_DIFFERENTLY = ('"$id"', '"id"', '"$anchor"', '"pattern', '"prefixItems"', '"minContains"')
+_READ_DIFFERENTLY = (
+    *('"$id"', '"id"', '"$anchor"', '"pattern', '"prefixItems"', '"minContains"', '"$schema"', '"exclusiveM'),
+    *('"format"', '"multipleOf"', ":true", ":false", ": true", ": false"),
+)
+_REFERENCE = re.compile(r'"\$ref":\s*"(?!#/\$defs/[\w.-]+")')  # readers follow no other
+_PLAIN_REFERENCE = re.compile(r"#/\$defs/[\w.-]+")
+_DRAFTS = ("2020-12", "2019-09", "draft-07")  # that the SDKs for TypeScript compile
+_BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _LEFT_OUT = object()  # in place of the value of a keyword
 _CLOSING = ("additionalProperties", "unevaluatedProperties", "propertyNames")  # what may forbid names
 
 
-def portable(schema: Json, text: str = "") -> Json:
-    """Returns a schema for all readers; the same object if nothing is to change. Patterns left out are in words.
+def portable(schema: Json, text: str = "", *, of_results: bool = False) -> Json:
+    """Returns a schema for all readers; the same object if nothing is to change. What is left out is in words.
 
     Args:
         text: the schema as JSON; "" if it is not at hand.
+        of_results: whether clients check results against it.
     """
     text = text or dump_json(schema)
-    if not any(each in text for each in _READ_DIFFERENTLY):
+    if not any(each in text for each in _READ_DIFFERENTLY) and _REFERENCE.search(text) is None:
         return schema
     names = _names(schema) if '"$id"' in text or '"$anchor"' in text else {}
-    writer = _Writer(names)
-    written: Json = writer.schema(schema, "")
-    if writer.widened:
-        writer = _Writer(names, loosely=True)
-        written = writer.schema(schema, "")
-    return written
+    writer = _Writer(schema, names, of_results=of_results)
+    written = writer.root()
+    return _Writer(schema, names, of_results=of_results, loosely=True).root() if writer.widened else written
 
 
 def _names(root: Json) -> dict[str, str]:
@@ -76,42 +84,95 @@ class _Writer:
     """Writes the parts of one schema.
 
     Args:
+        root: the schema.
         names: as `_names` returns them; empty where nothing has a name.
+        of_results: as for `portable`.
         loosely: whether keywords for which a wider part makes the whole narrower are left out, since a part is wider.
 
     Attributes:
         widened: whether something became wider than it was.
     """
 
-    def __init__(self, names: Mapping[str, str], *, loosely: bool = False) -> None:
+    def __init__(self, root: Json, names: Mapping[str, str], *, of_results: bool, loosely: bool = False) -> None:
+        self._root = root
         self._names = names
+        self._of_results = of_results
         self._loosely = loosely
         self.widened = False
+        self._moved: dict[str, str] = {}  # by pointer: the name below `$defs` of what is elsewhere
+
+    def root(self) -> Json:
+        """Returns the whole for all readers."""
+        written: Json = self.schema(self._root, "")
+        definitions: Json = {}
+        while len(definitions) < len(self._moved):  # what is moved may refer to more
+            for pointer, name in [*self._moved.items()][len(definitions) :]:
+                part = _as_object(self.schema(*self._target(pointer)))
+                definitions[name] = {key: each for key, each in part.items() if key not in ("$defs", "definitions")}
+        if definitions:
+            written.pop("definitions", None)  # nothing refers to it any more
+            written["$defs"] = {**written.get("$defs", {}), **definitions}
+        return written
+
+    def _target(self, pointer: str) -> tuple[Any, str]:
+        """Returns what a pointer names, and the base of names there; None if it names nothing."""
+        target: Any = self._root
+        base = ""
+        for token in pointer.split("/")[1:]:
+            base = _base(target, base) if isinstance(target, dict) else base
+            token = unquote(token).replace("~1", "/").replace("~0", "~")
+            try:
+                target = target[int(token)] if isinstance(target, list) else target[token]
+            except (LookupError, TypeError, ValueError):
+                return None, ""
+        return target, base
+
+    def _reference(self, pointer: str) -> str:
+        """Returns a pointer into `$defs` in place of another one."""
+        if _PLAIN_REFERENCE.fullmatch(pointer) or not isinstance(self._target(pointer)[0], dict | bool):
+            return pointer
+        if pointer not in self._moved:
+            taken = {*self._root.get("$defs", ()), *self._moved.values()}
+            name = pointer.rpartition("/")[2].replace("#", "root")
+            if name in taken or not re.fullmatch(r"[\w.-]+", name):
+                name = next(each for number in range(len(taken) + 1) if (each := f"ref{number}") not in taken)
+            self._moved[pointer] = name
+        return f"#/$defs/{self._moved[pointer]}"
 
     def schema(self, schema: Any, base: str) -> Any:
         """Returns a part for all readers."""
         if not isinstance(schema, dict):
             return schema
         base = _base(schema, base)
-        words: list[str] = []
+        words: list[str] = []  # of rules that are left out
+        notes: list[str] = []  # of what is no rule for the bus
         written: Json = {}
         for keyword, value in schema.items():
             if keyword not in ("$id", "id"):  # several tools may have the same, in one table of a client
-                written[keyword] = self._keyword(keyword, value, base, words)
+                written[keyword] = self._keyword(keyword, value, base, words, notes)
         written = {keyword: value for keyword, value in written.items() if value is not _LEFT_OUT}
-        if words:
-            self.widened = True
-            written["description"] = "\n".join(filter(None, (schema.get("description"), *words)))
+        if words or notes:
+            self.widened = self.widened or bool(words)
+            written["description"] = "\n".join(filter(None, (schema.get("description"), *words, *notes)))
             if len(written.get("patternProperties", ())) < len(schema.get("patternProperties", ())):
                 for closing in _CLOSING:  # it would forbid names that a pattern that is left out allows
                     written.pop(closing, None)
         self._adjust(written)
         return written
 
-    def _keyword(self, keyword: str, value: Any, base: str, words: list[str]) -> Any:
+    def _keyword(self, keyword: str, value: Any, base: str, words: list[str], notes: list[str]) -> Any:
         """Returns the value of a keyword, or `_LEFT_OUT`."""
-        if keyword == "$ref" and self._names:
-            return _pointer(value, base, self._names) or _LEFT_OUT
+        if self._of_results and keyword == "format" and isinstance(value, str):
+            notes.append(f"Format: {value}.")
+            return _LEFT_OUT
+        if self._of_results and keyword == "multipleOf" and isinstance(value, float) and not value.is_integer():
+            words.append(f"A multiple of {value}.")
+            return _LEFT_OUT
+        if keyword == "$schema" and not any(each in str(value) for each in _DRAFTS):
+            return _LEFT_OUT
+        if keyword == "$ref" and isinstance(value, str):
+            pointer = _pointer(value, base, self._names) if self._names else value
+            return _LEFT_OUT if pointer is None else self._reference(pointer)
         if keyword == "pattern" and isinstance(value, str):
             return _pattern(value, keyword, words) or _LEFT_OUT
         if keyword in SINGLE:
@@ -121,11 +182,15 @@ class _Writer:
         if keyword in MAPS and isinstance(value, dict):
             if keyword == "patternProperties":
                 value = {key: each for name, each in value.items() if (key := _pattern(name, keyword, words))}
-            return {name: self.schema(each, base) for name, each in value.items()}
+            return {name: self.schema(_as_object(each), base) for name, each in value.items()}
         return value
 
     def _adjust(self, written: Json) -> None:
         """Changes the keywords that draft 7 reads otherwise, and those that would make the whole narrower."""
+        for flag, bound in _BOUNDS.items():
+            is_flag = isinstance(written.get(flag), bool)  # beside the bound, in draft 4
+            if is_flag and written.pop(flag) and bound in written:
+                written[flag] = written.pop(bound)
         if written.get("minContains") == 0:  # without this keyword, draft 7 wants one
             del written["minContains"]
             if "contains" in written and "maxContains" not in written:
@@ -148,6 +213,11 @@ class _Writer:
                 written.pop(keyword, None)
             if "oneOf" in written:
                 written["allOf"] = [*written.get("allOf", ()), {"anyOf": written.pop("oneOf")}]
+
+
+def _as_object(schema: Any) -> Any:
+    """Returns a schema that is not true or false: the TypeScript SDK 1.x refuses the whole list for one of them."""
+    return {} if schema is True else {"not": {}} if schema is False else schema
 
 
 def _pattern(text: str, keyword: str, words: list[str]) -> str:

@@ -38,7 +38,8 @@ def write_declaration(name: str, tool: Tool, schema: Json | None = None) -> Json
     if tool.display_name:
         entry["title"] = tool.display_name
     if tool.output_schema_json:
-        entry["outputSchema"] = portable(parse_json(tool.output_schema_json), tool.output_schema_json)
+        written = tool.output_schema_json
+        entry["outputSchema"] = portable(parse_json(written), written, of_results=True)
     if hints := _hints(tool.annotations):
         entry["annotations"] = hints
     return entry | _metadata(tool.metadata_json)
