@@ -39,8 +39,9 @@ class Inbox:
         self.why: list[str] = []
         self.moves = 0
 
-    def received(self, data: bytes, stream: str = "") -> None:
+    def received(self, data: bytes, stream: str = "") -> bool:
         self.messages.append(data)
+        return False
 
     def lost(self, request: RequestId, error: Lost) -> None:
         self.lost_requests.append((request, error))
