@@ -136,12 +136,6 @@ def test_the_limits_page_shows_the_error_of_a_caller_beyond_its_share() -> None:
     assert _as_shown(error_of(batch, "255")) == shown
 
 
-def test_the_limits_of_the_http_page_are_the_defaults() -> None:
-    for row in table(HTTP, "| limit |"):
-        names, amounts = row[0].replace("`", "").split(", "), row[1].split(", ")
-        assert [getattr(Limits(), name) for name in names] == [_bytes(amount) for amount in amounts], row
-
-
 # -- configuration ------------------------------------------------------------------------------------------------
 
 _ROWS = {row[0].strip("`"): row for row in table(CONFIGURATION, "| key | default |")}

@@ -211,9 +211,8 @@ class Config:
     neighbours: tuple[str, ...] = setting(
         DEFAULT_NEIGHBOURS,
         texts(_users),
-        "which users of this machine may connect over loopback, in addition to the bus's own and root: `self`, `any`, "
-        'or names and uids such as `["www-data", 1001]` '
-        "([Security](../about/security.md#who-may-connect-on-this-machine))",
+        "which [users of this machine](../about/security.md#who-may-connect-on-this-machine) may connect: `self`, "
+        '`any`, or names and uids such as `["www-data", 1001]`',
         check=_check_neighbours,
         option=Option(
             "Which users of this machine may connect, besides this one and root; may be repeated (default: self).",
@@ -245,8 +244,7 @@ class Config:
     name_owner: str = setting(
         "newest",
         TEXT,
-        "which source has a name that several offer: the `newest`, and an earlier one again when it leaves; or the "
-        "`first`, and later ones are listed as `source:name`",
+        "which source has a name that several offer: the `newest`; or the `first`, and later ones are `source:name`",
         check=one_of("newest", "first"),
         option=Option("Which source has a name that several offer (default: newest).", "newest|first"),
     )
@@ -275,8 +273,7 @@ class Config:
     drain_seconds: float = setting(
         30.0,
         NUMBER,
-        "how long calls in flight may take during a graceful shutdown, and plugins may take to answer calls that "
-        "timed out or were cancelled; 0 to 3600",
+        "how long calls in flight may take during a graceful shutdown, cancelled ones included; 0 to 3600",
         check=_A_WHILE,
     )
     heartbeat_seconds: float = setting(
@@ -317,8 +314,7 @@ class Config:
     guarded: tuple[str, ...] = setting(
         ("dropin", "dropin:*"),
         TEXTS,
-        "untrusted sources: their results with a [secret](../start/drop-in-tools.md#results-that-hold-a-secret) are "
-        "blocked, and they may neither administer the bus nor set a context. `*` at the end stands for any rest",
+        "[untrusted sources](../about/security.md#what-a-tool-may-do); `*` at the end stands for any rest",
         check=check_sources,
     )
     offered: tuple[str, ...] = setting(
@@ -355,8 +351,7 @@ class Config:
     lane: bool = setting(
         True,
         FLAG,
-        "plugins and hosts on the SDK connect over [the lane](#the-lane), where they can; without it over gRPC. "
-        "`TOOLBUS_LANE` is read by them too",
+        "plugins and hosts on the SDK, which read the variable too, connect over [the lane](#the-lane)",
         option=Option("Serve plugins and hosts on the SDK over gRPC only.", name="--no-lane"),
     )
     grpc_reflection: bool = setting(True, FLAG, "clients can list the services of the server")

@@ -280,7 +280,8 @@ class Attach(_message.Message):
     """
     token: _builtins.str
     """Binds the source: during a session with a token, and for the grace period after it broke, only attaches with the
-    same token may use the source; others end with PERMISSION_DENIED. An empty token does not bind.
+    same token may use the source; others end with PERMISSION_DENIED, in the grace period with UNAVAILABLE. An empty
+    token does not bind.
     """
     all_or_none: _builtins.bool
     """Whether one invalid tool refuses all: the first attach then ends the stream with INVALID_ARGUMENT, NOT_FOUND or

@@ -396,7 +396,8 @@ type Attach struct {
 	// The events that the peer subscribes to.
 	Subscribe []Subscription `protobuf:"varint,8,rep,packed,name=subscribe,proto3,enum=toolbus.v1.Subscription" json:"subscribe,omitempty"`
 	// Binds the source: during a session with a token, and for the grace period after it broke, only attaches with the
-	// same token may use the source; others end with PERMISSION_DENIED. An empty token does not bind.
+	// same token may use the source; others end with PERMISSION_DENIED, in the grace period with UNAVAILABLE. An empty
+	// token does not bind.
 	Token string `protobuf:"bytes,9,opt,name=token,proto3" json:"token,omitempty"`
 	// Notices for operators about the source, one sentence each, for example a file that could not be loaded. Listings
 	// show them during the session. The bus stores the first 100, and the first 500 characters of each.

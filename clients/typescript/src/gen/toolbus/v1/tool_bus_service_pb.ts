@@ -232,7 +232,8 @@ export type Attach = Message<"toolbus.v1.Attach"> & {
 
   /**
    * Binds the source: during a session with a token, and for the grace period after it broke, only attaches with the
-   * same token may use the source; others end with PERMISSION_DENIED. An empty token does not bind.
+   * same token may use the source; others end with PERMISSION_DENIED, in the grace period with UNAVAILABLE. An empty
+   * token does not bind.
    *
    * @generated from field: string token = 9;
    */
