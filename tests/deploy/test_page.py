@@ -11,7 +11,8 @@ from tests.docs.pages import blocks
 
 _LINES = [
     line[2:]
-    for block in blocks("docs/start/deployment.md")
+    for page in ("docs/start/deployment.md", "docs/start/several-services.md")
+    for block in blocks(page)
     if block.kind == "console"
     for line in block.text.splitlines()
 ]

@@ -20,6 +20,7 @@ from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.roles import ROLES
 from toolbus.bus.storage.store import Store
 from toolbus.errors import Unauthenticated
+from toolbus.parts.mcp.server.room import McpServerRoom
 from toolbus.testing import running_bus
 
 Two = tuple[Bus, Bus]
@@ -177,6 +178,9 @@ async def test_all_buses_seal_with_one_key(buses: Two) -> None:
     secrets = [bus.core.program.store.secret("mcp") for bus in buses]
     assert secrets[0] == secrets[1] is not None
     assert len(secrets[0] or b"") == 32
+    rooms = [bus.core.rooms.find(McpServerRoom) for bus in buses]
+    sealers = [room.server.sealer for room in rooms if room is not None]
+    assert sealers[1].open(sealers[0].seal(b"cursor", "list"), "list") == b"cursor"
 
 
 async def test_explain_metrics_and_health_tell_how_old_the_settings_are(buses: Two) -> None:

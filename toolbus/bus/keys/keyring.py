@@ -253,12 +253,8 @@ class Keyring:
         check_directory(self._directory)
         (keys, _), (roots, _), (server, _) = map(read_private, self._paths)
         file = parse_keys(keys, str(self._paths[0]))
-        revoked = {
-            name: replace(key, revoked=self._revoked[name])
-            for name, key in file.keys.items()
-            if name in self._revoked and not key.revoked
-        }
-        file = replace(file, keys={**file.keys, **revoked})
+        revoked = {name: key.revoked or self._revoked.get(name, "") for name, key in file.keys.items()}
+        file = replace(file, keys={name: replace(key, revoked=revoked[name]) for name, key in file.keys.items()})
         certificate = _server_certificate(self._paths[2], server, roots)
         if before is not None and before.server == certificate:
             certificate = before.server  # its users compare objects

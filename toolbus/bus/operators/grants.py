@@ -137,7 +137,7 @@ class Grants:
         self._presence = presence
         self._signals = signals
         self._configured = policy.denied
-        self._store: Store | None = None  # None until `persist_in`
+        self._store = Store.of(None)  # until `persist_in`
         self._stored: StoredGrants | None = None  # None until `persist_in`
 
     def persist_in(self, store: Store, rules: AccessRules) -> None:
@@ -178,8 +178,7 @@ class Grants:
             NotKept: it is in force, but could not be persisted.
             NotAudited: the audit could not be written, so nothing was changed.
         """
-        if self._store is not None:
-            self._store.check(PERMISSIONS)
+        self._store.check(PERMISSIONS)
         rule = "rule removed" if users is None else f"users: {list_names(users)}"
         with self._audit.operation("permit", principal, target=f"{kind} {name}", why=rule):
             self._view.revise(lambda rules: rules.changed(kind, name, users))
@@ -246,8 +245,7 @@ class Grants:
             raise InvalidRequest(
                 f"source {quote(source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: name the source of a plugin"
             )
-        if self._store is not None:
-            self._store.check(PERMISSIONS)
+        self._store.check(PERMISSIONS)
 
     def _save(self, table: str, name: str, value: list[str] | bool | None) -> None:
         if self._stored is not None:

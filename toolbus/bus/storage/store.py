@@ -423,6 +423,7 @@ class SqliteDriver(Driver):
         self._lock: IO[str] | None = None  # None until it is open; dies with the process
         self._inode = 0  # of the open file
         self._written = 0  # bytes since the last checkpoint
+        self._waits = False  # whether transactions of the connection wait for the disk
         self._tidying = threading.Lock()
 
     def __repr__(self) -> str:
@@ -626,7 +627,9 @@ class SqliteDriver(Driver):
         if not same:  # writes would be lost
             raise WriteFailed(f"{self.path} was removed or replaced while it was in use")
         try:
-            connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            if synced != self._waits:
+                connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+                self._waits = synced
             with transaction(connection):
                 yield connection
         except sqlite3.ProgrammingError:

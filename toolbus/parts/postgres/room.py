@@ -49,6 +49,8 @@ class PostgresRoom(Room):
     async def open(self) -> None:
         """Revokes the keys that were revoked at other buses, and takes over their logins."""
         directory = self.core.config.data_dir
+        if self._store is not None:
+            self._store.secret("mcp")  # from now on it is in memory, whatever becomes of the database
         if self._store is not None and directory is not None:
             from toolbus.parts.postgres.logins import SharedLogins
 
