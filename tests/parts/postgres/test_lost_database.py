@@ -17,12 +17,13 @@ import psycopg
 import pytest
 
 from tests.support.postgres import Proxy, Server, running_server
-from tests.support.waiting import Stopwatch, until, until_sync, within
+from tests.support.waiting import HANG_SECONDS, Stopwatch, until, until_sync, within
 from toolbus import Host, Plugin
 from toolbus.bus import Bus
 from toolbus.bus.storage.store import Kind, Store
 from toolbus.errors import NotKept, SetupError
 from toolbus.parts.postgres.driver import NotShared, PostgresDriver
+from toolbus.parts.postgres.shared_store import SharedStore
 from toolbus.testing import running_bus
 
 RULES = Kind("rules", needed=True, without="start without rules", synced=True, shared="settings")
@@ -201,6 +202,47 @@ def test_what_was_confirmed_is_there_after_kills_during_writes(server: Server) -
     until_sync(lambda: store.load(RULES) == rows, "what was not confirmed and is there")
     fresh.close()
     store.close()
+
+
+async def test_a_bus_that_starts_while_the_database_is_away_has_what_it_read_last(
+    server: Server, tmp_path: Path
+) -> None:
+    url = server.database("shared")
+
+    def store_of(name: str) -> SharedStore:
+        store = SharedStore.of(tmp_path / name)
+        assert isinstance(store, SharedStore)
+        store.share(PostgresDriver(url, start_seconds=0.5))
+        return store
+
+    first = store_of("a")
+    first.open()
+    first.write(RULES, {"a": 1, "ä": [2]})
+    first.close()
+    server.end(signal.SIGKILL)
+    again, fresh = store_of("a"), store_of("b")
+    again.open()
+    assert again.load(RULES) == {"a": 1, "ä": [2]}
+    age = again.age
+    assert age is not None
+    assert 0 <= age < HANG_SECONDS
+    with pytest.raises(NotShared, match="is away since"):
+        again.put(RULES, "a", 3)
+    with pytest.raises(SetupError, match="cannot be used"):
+        fresh.open()
+    fresh.close()
+    changed = asyncio.Event()
+    again.on_change(RULES, changed.set)
+    server.start()
+    other = PostgresDriver(url)
+    await asyncio.to_thread(other.open)
+    await asyncio.to_thread(Store(other).put, RULES, "a", 4)
+    await within(changed.wait())
+    await until(lambda: again.load(RULES) == {"a": 4, "ä": [2]})
+    await until(lambda: not again.database.away)
+    again.put(RULES, "a", 5)
+    await asyncio.to_thread(other.close)
+    again.close()
 
 
 def test_an_error_of_the_database_itself_refuses_the_change_and_keeps_the_connection(postgres: Server) -> None:

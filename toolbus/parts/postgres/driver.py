@@ -75,6 +75,8 @@ _PUT: LiteralString = (
     "INSERT INTO toolbus_rows (kind, key, value, checksum) VALUES (%s, %s, %s, %s) ON CONFLICT (kind, key) "
     "DO UPDATE SET value = excluded.value, checksum = excluded.checksum, written = clock_timestamp()"
 )
+_DELETE: LiteralString = "DELETE FROM toolbus_rows WHERE kind = %s AND key = %s"
+_DECLARE: LiteralString = "INSERT INTO toolbus_kinds (name, results) VALUES (%s, %s) ON CONFLICT DO NOTHING"
 _RAISE: LiteralString = (
     "INSERT INTO toolbus_kinds (name, results) VALUES (%s, %s) ON CONFLICT (name) "
     "DO UPDATE SET version = toolbus_kinds.version + 1 RETURNING version"
@@ -121,6 +123,7 @@ class PostgresDriver(Driver):
         self._migrations = migrations
         self._oldest = oldest
         self._on_change: Callable[[frozenset[str]], object] = lambda kinds: None
+        self._on_read: Callable[[Mapping[str, Mapping[str, Row]]], object] = lambda rows: None
         self._versions: dict[str, int] = {}  # of the kinds of settings as they were read; those of `_rows`
         self._rows: dict[str, dict[str, Row]] = {}  # settings by kind and key; replaced as a whole
         self._written: dict[str, int] = {}  # by kind, the moment of the last change by another bus
@@ -159,6 +162,15 @@ class PostgresDriver(Driver):
         """Calls a function, on the thread of the driver, with the kinds that other buses changed."""
         self._on_change = changed
 
+    def on_read(self, read: Callable[[Mapping[str, Mapping[str, Row]]], object]) -> None:
+        """Calls a function, on the thread of the driver, with the rows of settings that were read anew, by kind."""
+        self._on_read = read
+
+    def begin_with(self, rows: Mapping[str, Iterable[Row]], age: float) -> None:
+        """Has `open` go on with settings that were read some seconds ago, where the database does not answer."""
+        self._rows = {kind: {row[0]: row for row in each} for kind, each in rows.items()}
+        self._read_at = time.monotonic() - max(0.0, age)
+
     # -- the driver ----------------------------------------------------------------------------------------------------
 
     def open(self) -> frozenset[str]:
@@ -168,6 +180,8 @@ class PostgresDriver(Driver):
             self._ready.result(self._start_seconds)
         except TimeoutError:
             why = self._away
+            if self._rows:
+                return frozenset()
         except SetupError as error:
             why = str(error)
         else:
@@ -248,28 +262,9 @@ class PostgresDriver(Driver):
         results = kind.shared == "results"
 
         async def write(connection: Connection) -> None:
-            async with connection.transaction():
-                if declares:
-                    made = await connection.execute(
-                        "INSERT INTO toolbus_kinds (name, results) VALUES (%s, %s) ON CONFLICT DO NOTHING",
-                        (kind.name, results),
-                    )
-                    if not made.rowcount:
-                        return
-                else:
-                    await connection.execute(_RAISE, (kind.name, results))
-                async with connection.cursor() as cursor:
-                    await cursor.executemany(
-                        "DELETE FROM toolbus_rows WHERE kind = %s AND key = %s",
-                        [(kind.name, _bytes(key)) for key in deleted],
-                    )
-                    await cursor.executemany(
-                        _PUT, [(kind.name, _bytes(key), text, checksum) for key, text, checksum in rows]
-                    )
-                if not results:
-                    await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, kind.name))
+            done = await _change(connection, kind, rows, deleted, declares)
             if not results:
-                await self._applied(connection, kind.name, rows, deleted)
+                await self._applied(connection, kind.name, rows if done else (), deleted if done else ())
 
         try:
             self._do("results" if results else "settings", write, RESULT_SECONDS if results else WRITE_SECONDS)
@@ -305,7 +300,7 @@ class PostgresDriver(Driver):
                 return await act(connection)
 
         async def bounded() -> Result:
-            work = asyncio.ensure_future(run())
+            work = _begin(run())
             await asyncio.wait([work], timeout=seconds)
             if not work.done():
                 self._lost(f"no answer within {seconds:g} s")
@@ -428,6 +423,8 @@ class PostgresDriver(Driver):
         gone = {name: dict[str, Row]() for name in self._rows if name not in versions and self._rows[name]}
         before, self._rows = self._rows, {**self._rows, **rows, **gone}
         self._versions = versions
+        if rows or gone:
+            self._on_read(rows | gone)
         changed = frozenset(n for n, each in (rows | gone).items() if before.get(n, {}) != each)
         if changed:
             self._moment += 1
@@ -453,13 +450,20 @@ class PostgresDriver(Driver):
                 await connection.close()
 
 
+def _begin(work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
+    """Begins some work that may be given up; asyncio logs no error of it then."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return task
+
+
 async def _in_time(work: Coroutine[Any, Any, Result], connection: Connection | None = None) -> Result:
     """Waits for the database, at most `CONNECT_SECONDS`; then it cuts the connection.
 
     Raises:
         TimeoutError: it did not answer.
     """
-    task = asyncio.ensure_future(work)
+    task = _begin(work)
     try:
         await asyncio.wait([task], timeout=CONNECT_SECONDS)
     finally:
@@ -525,6 +529,23 @@ async def _locked(url: str, shown: str, name: str) -> AsyncIterator[None]:
         yield
     finally:
         await connection.close()  # which ends the transaction, and with it the lock
+
+
+async def _change(
+    connection: Connection, kind: Kind, rows: Sequence[Row], deleted: Sequence[str], declares: bool
+) -> bool:
+    """Changes rows in one transaction; returns False where a kind was to be declared that there is."""
+    results = kind.shared == "results"
+    async with connection.transaction():
+        made = await connection.execute(_DECLARE if declares else _RAISE, (kind.name, results))
+        if not made.rowcount:
+            return False
+        async with connection.cursor() as cursor:
+            await cursor.executemany(_DELETE, [(kind.name, _bytes(key)) for key in deleted])
+            await cursor.executemany(_PUT, [(kind.name, _bytes(key), text, checksum) for key, text, checksum in rows])
+        if not results:
+            await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, kind.name))
+    return True
 
 
 async def _sweep(connection: Connection) -> None:

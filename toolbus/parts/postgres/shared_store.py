@@ -6,13 +6,14 @@ import asyncio
 import base64
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from toolbus.bus.config import Config
 from toolbus.bus.keys.seal import KEY_BYTES
-from toolbus.bus.storage.store import Driver, Kind, Store, WriteFailed
+from toolbus.bus.storage.store import Driver, Kind, Row, Store, WriteFailed
 from toolbus.errors import SetupError
 from toolbus.parts.postgres.driver import PostgresDriver
 from toolbus.parts.postgres.settings import StorageSettings
@@ -25,6 +26,11 @@ SECRETS = Kind(  # by name, in base64
     without="make a new one (sessions and cursors of MCP clients then begin anew)",
     synced=True,
     shared="settings",
+)
+
+
+COPIES = Kind(  # of this bus: by shared kind its rows as they were read last, and when
+    "shared_copies", needed=False, without="wait for the database at a start"
 )
 
 
@@ -75,22 +81,31 @@ class SharedStore(Store):
         return self.database.age
 
     def open(self) -> None:
-        """Opens both databases.
+        """Opens both databases; where the shared one does not answer, with what this bus read last.
 
         Raises:
-            SetupError: one of them cannot be used.
+            SetupError: one of them cannot be used, and this bus never read anything from it.
         """
-        self._loop = asyncio.get_running_loop()
         super().open()
+        if super().persistent:
+            copies = super().load(COPIES)
+            rows = {kind: [tuple(row) for row in copy["rows"]] for kind, copy in copies.items() if kind}
+            newest = max((copy["read_at"] for copy in copies.values()), default=0.0)
+            self.database.begin_with(rows, time.time() - newest)
+            self.database.on_read(self._copy)
         try:
             self.database.open()
         except SetupError:
             super().close()
             raise
+        self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
         """Closes both databases."""
         self.database.close()
+        if self._loop is not None and super().persistent:
+            self._write_copies({"": {"rows": [], "read_at": time.time() - self.database.age}})
+        self._loop = None
         super().close()
 
     def load(self, kind: Kind) -> dict[str, Any]:
@@ -154,10 +169,25 @@ class SharedStore(Store):
         """Returns the store of a shared kind, which has its first rows; None for a kind of this bus."""
         shared = self._stores.get(kind.shared)
         if shared is not None and kind.shared == "settings" and kind.name not in self.database.kinds():
-            self.database.check()
+            if self.database.away:
+                raise SetupError(
+                    f"{self.database} is away ({self.database.away}), and this bus never read {kind.name} from it: "
+                    "start the database"
+                )
             super().load(kind)  # declares it, with the rows of earlier releases
             self.database.declare(kind, list(self._own.load(kind)))
         return shared
+
+    def _copy(self, read: Mapping[str, Mapping[str, Row]]) -> None:
+        """Stores what was read, for a start while the database is away. On the driver's thread."""
+        now = time.time()
+        self._write_copies({kind: {"rows": list(rows.values()), "read_at": now} for kind, rows in read.items()})
+
+    def _write_copies(self, copies: Mapping[str, Any]) -> None:
+        try:
+            super().write(COPIES, copies)
+        except WriteFailed as error:
+            log.error("a start without the database would have older settings: %s", error)
 
     def _changed(self, kinds: frozenset[str]) -> None:
         if self._loop is not None and not self._loop.is_closed():
