@@ -53,6 +53,11 @@ def forked() -> int:
 def spawned() -> str:
     return subprocess.run(["echo", "hey"], capture_output=True, text=True).stdout.strip()
 
+@plugin.tool(timeout=120)
+def spawned_pool() -> int:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return sum(pool.map(square, range(5)))
+
 if __name__ == "__main__":
     plugin.run()
 """
@@ -86,7 +91,8 @@ async def test_a_tool_may_start_processes(tmp_path: Path, way: list[str]) -> Non
     async with running_bus() as bus:
         plugin = await _started(*way, str(file), address=bus.grpc_addresses[0])
         try:
-            await _offered(bus, 4)
+            await _offered(bus, 5)
+            assert (await bus.call("spawned_pool", {}, timeout=120)).output == 30
             for _ in range(2):
                 results = await asyncio.gather(
                     *(bus.call(name, {}, timeout=120) for name in ("pooled", "children", "forked", "spawned"))

@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import logging
+import os
 import re
 import sys
 import traceback
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from toolbus.common.part import HOW_TO_INSTALL, Part, load, parts
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, meta_of, spec_of
+from toolbus.processes.program_starter import MODULE_VARIABLE
 from toolbus.protocol.tool import plugin_source
 
 if TYPE_CHECKING:  # the process of a plugin needs neither to start, and grpc comes with the second
@@ -282,6 +284,7 @@ def _import(file: Path) -> ModuleType:
     if added:
         sys.path.insert(0, folder)
     sys.modules[name] = module  # dataclasses and type hints look their module up there
+    os.environ[MODULE_VARIABLE] = f"{name}={file}"
     try:
         loader.exec_module(module)
     except (KeyboardInterrupt, GeneratorExit):

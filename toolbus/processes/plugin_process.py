@@ -8,6 +8,7 @@ help, any other that it died.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -15,9 +16,15 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any
 
-from toolbus.processes.program_starter import CANNOT_START, SUPERVISOR_VARIABLE, killed_with_parent
+from toolbus.processes.program_starter import (
+    CANNOT_START,
+    MODULE_VARIABLE,
+    SUPERVISOR_VARIABLE,
+    killed_with_parent,
+)
 
 if TYPE_CHECKING:
     from toolbus.processes.loader import LoadedPlugin
@@ -25,6 +32,20 @@ if TYPE_CHECKING:
 ENTRIES_VARIABLE = "TOOLBUS_OFFER_ENTRIES"  # "1" makes methods with plugin_entry tools
 REPORT_VARIABLE = "_REPORT_PIPE"  # to which the names of the offered tools are written, as a line of JSON
 _POLL_SECONDS = 0.5
+
+
+class SpawnedImports:
+    """Finds the plugin's module in processes that it starts by spawn of `multiprocessing`, which import it by name."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Returns the module's file; None for any other."""
+        known, _, file = os.environ.get(MODULE_VARIABLE, "").partition("=")
+        return importlib.util.spec_from_file_location(name, file) if name == known else None
+
+
+if __name__ == "__mp_main__":  # in such a process
+    sys.meta_path.append(SpawnedImports)
 
 
 def end_with(supervisor: int) -> None:

@@ -15,6 +15,7 @@ import signal
 import sys
 
 CANNOT_START = 78  # EX_CONFIG of sysexits.h: a restart would not help
+MODULE_VARIABLE = "_TOOLBUS_MODULE"  # NAME=FILE of the module that a plugin's file is
 SUPERVISOR_VARIABLE = "TOOLBUS_SUPERVISOR"  # the supervisor's process id; unset without one
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _REASONS = {
