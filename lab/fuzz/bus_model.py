@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from lab.fuzz.core import CoreOnAClock, StreamDouble
 from lab.fuzz.target import hold
 from toolbus.bus.calls.call import Call
-from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.parts.tasks.delivery import TaskCaller
+from toolbus.parts.tripwire.tripwire import Tripwire
 from toolbus.protocol.session import FRAME_ITEMS, Pool, State
 from toolbus.protocol.tool import KIB, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire

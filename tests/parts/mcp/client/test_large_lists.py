@@ -84,7 +84,7 @@ class Unasked(Inbox):
         super().__init__()
         self.times: list[float] = []
 
-    def received(self, data: bytes, stream: str = "") -> bool:  # type: ignore[override]
+    def received(self, data: bytes, stream: str = "") -> bool:
         self.times.append(time.monotonic())
         time.sleep(2 * SLICE_SECONDS)
         return True
