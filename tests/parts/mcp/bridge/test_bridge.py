@@ -22,7 +22,7 @@ from tests.support.waiting import until_sync, within
 from toolbus.parts.mcp.bridge.bridge import WAIT_SECONDS, Bridge
 from toolbus.parts.mcp.bridge.bridge_socket import ATTACH
 from toolbus.parts.mcp.bridge.links import Link, NoBus
-from toolbus.parts.mcp.bridge.program import default_data_dir
+from toolbus.parts.mcp.bridge.program import default_data_dir, endpoint_of
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
 
@@ -332,6 +332,31 @@ async def test_a_client_that_starts_before_the_bus_keeps_its_session_over_two_bu
         assert await within(asyncio.to_thread(bridge.ends)) == 0
     finally:
         bridge.kill()
+
+
+@pytest.mark.parametrize("by", ["option", "variable"])
+async def test_a_bridge_finds_the_endpoint_of_a_bus_by_its_address(by: str, tmp_path: Path) -> None:
+    async with running_bus(http="127.0.0.1:0") as bus, Plugin("greeter", address=bus.grpc_addresses[0]) as plugin:
+        plugin.tool(greet)
+        await plugin.ready()
+        addresses = f"unix:{tmp_path}/away.sock,{bus.grpc_addresses[0]}"
+        named = {"option": ["--bus", addresses], "variable": []}[by]
+        variables = {"TOOLBUS_ADDRESS": addresses} if by == "variable" else {}
+        bridge = started(*named, **variables, XDG_DATA_HOME=str(tmp_path), TOOLBUS_DATA_DIR="")
+        try:
+            bridge.say("initialize", 1, **INITIALIZE)
+            bridge.say("notifications/initialized")
+            bridge.say("tools/call", 2, name="greet", arguments={"name": "Ann"})
+            answer = await within(asyncio.to_thread(_answer, bridge, 2))
+            assert answer["result"]["content"][0]["text"] == "Hello, Ann!"
+        finally:
+            bridge.kill()
+
+
+async def test_a_bus_without_http_says_what_to_name_instead() -> None:
+    async with running_bus() as bus:
+        with pytest.raises(NoBus, match="serves no HTTP: name its data directory with --data-dir"):
+            await asyncio.to_thread(endpoint_of, bus.grpc_addresses[0])
 
 
 def greet(name: str) -> str:

@@ -55,6 +55,28 @@ def test_a_snippet_passes_on_the_profile_and_the_address() -> None:
     assert words[words.index("mcp") :] == ["mcp", "--profile", "desk", "--url", "http://127.0.0.1:1/mcp"]
 
 
+@pytest.mark.parametrize(
+    ("words", "variables", "expected"),
+    [
+        (("--bus", "a:1"), {"TOOLBUS_DATA_DIR": "/d", "TOOLBUS_ADDRESS": "b:2"}, ["--bus", "a:1"]),
+        (("--url", "http://u/mcp"), {"TOOLBUS_DATA_DIR": "/d"}, ["--url", "http://u/mcp"]),
+        ((), {"TOOLBUS_DATA_DIR": "/d", "TOOLBUS_ADDRESS": "b:2"}, ["--data-dir", "/d"]),
+        ((), {"TOOLBUS_DATA_DIR": "", "TOOLBUS_ADDRESS": "b:2"}, ["--bus", "b:2"]),
+    ],
+)
+def test_a_snippet_names_the_bus_in_one_way(
+    words: tuple[str, ...], variables: dict[str, str], expected: list[str]
+) -> None:
+    printed = toolbus("mcp", "config", "cursor", *words, **variables)
+    args = json.loads(printed.stdout)["mcpServers"]["toolbus"]["args"]
+    assert args[args.index("mcp") + 1 :] == expected
+
+
+def test_a_bus_is_named_in_one_way() -> None:
+    both = toolbus("mcp", "--bus", "127.0.0.1:1", "--url", "http://127.0.0.1:1/mcp")
+    assert (both.returncode, "give one of them" in both.stderr) == (2, True)
+
+
 def test_the_guide_shows_the_snippet_of_claude_desktop_and_cursor() -> None:
     (shown,) = (block.text for block in blocks(PAGE) if block.kind == "json")
     for client in ("claude-desktop", "cursor"):

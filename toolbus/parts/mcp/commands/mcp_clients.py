@@ -113,8 +113,10 @@ def configure(name: McpClientName, options: Mapping[str, str], *, write: bool) -
 def entry_of(client: ClientFiles, options: Mapping[str, str]) -> dict[str, Any]:
     """Returns what a client needs to start the bridge: absolute paths, since desktop programs have no shell's PATH."""
     options = dict(options)
-    if "--data-dir" not in options and (data_dir := os.environ.get("TOOLBUS_DATA_DIR")):
-        options["--data-dir"] = data_dir  # the client's processes do not have this variable
+    variables = (("--data-dir", "TOOLBUS_DATA_DIR"), ("--bus", "TOOLBUS_ADDRESS"))
+    for option, variable in variables:  # which the client's processes do not have
+        if not options.keys() & {"--bus", "--url", "--data-dir"} and (value := os.environ.get(variable)):
+            options[option] = value
     if "--data-dir" in options:
         options["--data-dir"] = str(Path(options["--data-dir"]).absolute())
     script = Path(sys.executable).with_name("toolbus.exe" if sys.platform == "win32" else "toolbus")

@@ -10,8 +10,8 @@ import sys
 from typing import NoReturn
 
 USAGE = """\
-Usage: toolbus mcp [--profile NAME] [--url URL] [--data-dir DIR]
-       toolbus mcp config claude-desktop|claude-code|vscode|cursor [--write] [--profile NAME] [--url URL]
+Usage: toolbus mcp [--profile NAME] [--bus ADDR] [--url URL] [--data-dir DIR]
+       toolbus mcp config claude-desktop|claude-code|vscode|cursor [--write] [--profile NAME] [--bus ADDR] [--url URL]
 
 Connects an MCP client on standard input and output with the bus, over the socket mcp.sock in the data directory of the
 bus, else over HTTP at the default address. Clients start it themselves: `toolbus mcp config CLIENT` prints what their
@@ -19,6 +19,8 @@ configuration needs.
 
 Options:
   --profile NAME  the profile of [mcp.profiles] that the client sees (default: the profile default)
+  --bus ADDR      the bus, or several, as the other commands name them (default: TOOLBUS_ADDRESS); it says where its
+                  endpoint is, and of several the one that answers is taken
   --url URL       the endpoint of the bus, such as http://127.0.0.1:48911/mcp
   --data-dir DIR  the data directory of the bus (default: TOOLBUS_DATA_DIR, else as for toolbus serve)
   --write         merges the snippet into the client's own file, after a copy of it was made
@@ -28,10 +30,11 @@ Examples:
   toolbus mcp config claude-desktop
   toolbus mcp config vscode --write --profile desk
   toolbus mcp --url http://127.0.0.1:48911/mcp
+  toolbus mcp --bus 127.0.0.1:48930,127.0.0.1:48940
 
 Exit codes: 0 the client has ended it, 1 the file cannot be changed, 2 wrong usage.
 """
-_VALUES = ("--profile", "--url", "--data-dir")
+_VALUES = ("--profile", "--bus", "--url", "--data-dir")
 
 
 def main(arguments: list[str]) -> None:
@@ -47,8 +50,12 @@ def main(arguments: list[str]) -> None:
         _wrong(f"unexpected {' '.join(words) or '--write'}")
     from toolbus.parts.mcp.bridge import program
 
-    data_dir = options.get("--data-dir") or os.environ.get("TOOLBUS_DATA_DIR", "")
-    program.run(options.get("--profile", ""), options.get("--url", ""), data_dir)
+    url, bus, data_dir = (options.get(name, "") for name in ("--url", "--bus", "--data-dir"))
+    if bool(url) + bool(bus) + bool(data_dir) > 1:
+        _wrong("--bus, --url and --data-dir each say where the bus is: give one of them")
+    if not (url or bus or data_dir):
+        data_dir, bus = (os.environ.get(name, "") for name in ("TOOLBUS_DATA_DIR", "TOOLBUS_ADDRESS"))
+    program.run(options.get("--profile", ""), url, data_dir, "" if data_dir else bus)
 
 
 def _read(arguments: list[str]) -> tuple[list[str], dict[str, str], bool]:
