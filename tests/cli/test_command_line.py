@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import command_words, find_command
-from tests.support.processes import ROOT, environment, toolbus, toolbus_process
+from tests.support.processes import ROOT, environment, toolbus
 from tests.support.waiting import HANG_SECONDS
 from toolbus.cli.command_line import commands
 from toolbus.common.version import VERSION
@@ -150,7 +150,9 @@ def test_the_public_interface_of_typer_is_enough() -> None:
 )
 def test_the_shell_completes_names_and_options(words: str, expected: set[str]) -> None:
     count = str(len(words.split()) - 1)
-    shown = toolbus_process(_TOOLBUS_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count)
+    variables = {"_TOOLBUS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}
+    program = [sys.executable, "-c", "import sys; sys.argv[0] = 'toolbus'; from toolbus.cli import main; main()"]
+    shown = subprocess.run(program, capture_output=True, text=True, env=environment(variables), check=False)
     assert set(shown.stdout.split()) == expected
 
 
