@@ -64,6 +64,14 @@ async def test_decimals_within_classes_lists_and_keywords_keep_their_digits() ->
     assert "output[0].picture is of type bytes" in result.error.message
 
 
+async def test_decimals_anywhere_in_a_result_keep_their_digits() -> None:
+    def tool() -> dict[str, Any]:
+        return {"prices": [Decimal("1.10"), Decimal(LONG)], "x": {"y": (Decimal("0.1"), Decimal("1e400"))}}
+
+    result = await run(tool, "{}")
+    assert result.output == {"prices": ["1.10", LONG], "x": {"y": ["0.1", "1E+400"]}}
+
+
 async def test_bytes_are_base64_where_they_are_declared() -> None:
     def tool(data: bytes) -> bytes:
         return data[::-1]
