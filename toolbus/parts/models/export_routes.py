@@ -213,7 +213,7 @@ class _Writer:
             CostCache,  # with the next line as long as an export itself
         )
 
-        self._dialect = find_dialect(dialect)
+        self._name, self._dialect = dialect, find_dialect(dialect)
         self._costs = CostCache()
 
     def write(self, revision: int, tools: Sequence[Tool], names: Iterable[str]) -> bytes:
@@ -222,7 +222,7 @@ class _Writer:
         missing = "no tool of this name is offered to this user"
         response: dict[str, Any] = {
             "ok": True,
-            "dialect": export.dialect,
+            "dialect": self._name,
             "revision": revision,
             "tools": export.tools,
             "names": dict(export.names.to_bus),
