@@ -632,8 +632,6 @@ class SqliteDriver(Driver):
                 self._waits = synced
             with transaction(connection):
                 yield connection
-        except sqlite3.ProgrammingError:
-            raise  # it is not open
         except sqlite3.Error as error:
             raise WriteFailed(str(error)) from error
 
