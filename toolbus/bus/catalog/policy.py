@@ -24,7 +24,7 @@ PUBLIC_TOOLS |= {"notify", "read_result", "mount_login"}
 # The verb that the scope `administer` of an identity needs for each of the others; a tool without one needs EVERYTHING.
 VERBS_OF_TOOLS: Mapping[str, str] = {
     **dict.fromkeys(("drain", "cancel_call", "plugin_stop"), "drain"),
-    **dict.fromkeys(("calls", "digest", "all_tasks", "record_calls"), "calls"),
+    **dict.fromkeys(("calls", "digest", "all_tasks"), "calls"),
     "stats": "metrics",
     **dict.fromkeys(("held_calls", "decide_call"), "permit"),
     "role_add": "roles",

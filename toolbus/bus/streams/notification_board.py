@@ -75,7 +75,7 @@ class NotificationBoard:
         self._view = view
         self._clock = clock
         self._newest: deque[BoardEntry] = deque()  # the newest, oldest first
-        self._stored_bytes = 0
+        self._stored_bytes = Counter[str]()  # by source
         # Numbers begin with the time in µs, so that they rise over restarts of a bus that persists nothing: no bus gets
         # one each µs. A bus with a data directory also continues after what it stored: the clock may be wrong.
         self.newest = self._first = int(clock() * 1e6)
@@ -201,15 +201,15 @@ class NotificationBoard:
 
     def _store(self, notification: BoardEntry) -> None:
         self._newest.append(notification)
-        self._stored_bytes += notification.size
-        while len(self._newest) > MAX_STORED or self._stored_bytes > MAX_STORED_BYTES:
-            held = Counter[str]()  # by source: the oldest of the one that holds most goes
-            for each in self._newest:
-                held[each.source] += each.size
-            most = max(held, key=held.__getitem__)
+        stored = self._stored_bytes
+        stored[notification.source] += notification.size
+        while len(self._newest) > MAX_STORED or stored.total() > MAX_STORED_BYTES:
+            most = max(stored, key=stored.__getitem__)  # the oldest of the source that stores most goes
             oldest = next(each for each in self._newest if each.source == most)
             self._newest.remove(oldest)
-            self._stored_bytes -= oldest.size
+            stored[most] -= oldest.size
+            if not stored[most]:
+                del stored[most]
 
 
 def _check(user_id: str, text: str, data_json: str) -> None:

@@ -221,7 +221,7 @@ class Approvals:
             except TimeoutError:
                 text = (
                     f"{_calls(call)} need the approval of an operator, who has not decided yet: make the same call "
-                    f"again once `toolbus approvals allow {request.id}` was said; it was not run"
+                    f"again after `toolbus approvals allow {request.id}`; it was not run"
                 )
                 return CallError(Code.PERMISSION_DENIED, text, Stage.NOT_DISPATCHED, retry_safe=True, reason=WAITS)
             finally:

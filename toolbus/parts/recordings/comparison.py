@@ -24,7 +24,7 @@ Path_ = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCall:
+class RecordingLine:
     """One call of a recording.
 
     Attributes:
@@ -46,7 +46,7 @@ class KeptCall:
     unplayable: str
 
 
-def read_recording(path: Path) -> list[KeptCall]:
+def read_recording(path: Path) -> list[RecordingLine]:
     """Reads the calls of a file that `toolbus record` has written.
 
     Raises:
@@ -80,7 +80,7 @@ def read_recording(path: Path) -> list[KeptCall]:
     return calls
 
 
-def _call(line: Mapping[str, Any], path: Path, number: int) -> KeptCall:
+def _call(line: Mapping[str, Any], path: Path, number: int) -> RecordingLine:
     kinds = {"tool": str, "source": str, "schema": str, "result": dict, "seconds": int | float}
     wrong = [key for key, kind in kinds.items() if not isinstance(line.get(key), kind)]
     if wrong:
@@ -93,7 +93,7 @@ def _call(line: Mapping[str, Any], path: Path, number: int) -> KeptCall:
         arguments, unplayable = {}, "its arguments are too long, or no JSON object"
     user_id = str(line.get("user_id") or "")
     tool, source, schema = (line[key] for key in ("tool", "source", "schema"))
-    return KeptCall(
+    return RecordingLine(
         tool, source, schema, arguments, user_id, line["result"], float(line["seconds"]), number, unplayable
     )
 
@@ -152,7 +152,7 @@ EQUAL, CHANGED, FAILED, SKIPPED = "equal", "changed", "failed", "skipped"
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """What one recorded call came to.
 
     Attributes:
@@ -161,18 +161,18 @@ class Replayed:
         seconds: how long it took now.
     """
 
-    call: KeptCall
+    call: RecordingLine
     outcome: str
     notes: Sequence[str] = ()
     seconds: float = 0.0
 
 
-def judged(call: KeptCall, result: Mapping[str, Any], seconds: float, volatile: Volatile) -> Replayed:
+def judged(call: RecordingLine, result: Mapping[str, Any], seconds: float, volatile: Volatile) -> ReplayResult:
     """Compares a result with the recorded one."""
     found = list(itertools.islice(differences(call.result, result, volatile), MAX_DIFFERENCES))
     code_then, code_now = (each.get("error", {}).get("code") for each in (call.result, result))
     outcome = EQUAL if not found else CHANGED if code_then == code_now else FAILED
-    return Replayed(call, outcome, found, seconds)
+    return ReplayResult(call, outcome, found, seconds)
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class ToolReport:
     tool: str
     schema: str
     schema_now: str
-    played: list[Replayed] = field(default_factory=list)
+    played: list[ReplayResult] = field(default_factory=list)
 
     def count(self, outcome: str) -> int:
         """Returns how many calls came to an outcome."""

@@ -29,7 +29,7 @@ MAX_RECORDINGS = 4  # at a time
 READ_SECONDS = 45.0  # a recording that nobody reads for so long ends
 
 
-class Taken(NamedTuple):
+class CallCapture(NamedTuple):
     """One call that has a result, as it was taken: it is described later, and not on the bus's loop."""
 
     tool: str
@@ -97,7 +97,7 @@ class Recording:
     def __init__(self, tools: Sequence[str], sources: Sequence[str]) -> None:
         self._tools, self._sources = Globs(tuple(tools)), Globs(tuple(sources))
         self._everything = not (tools or sources)
-        self._waiting: list[Taken] = []
+        self._waiting: list[CallCapture] = []
         self._bytes = 0
         self._more = asyncio.Event()
         self.lost = 0
@@ -112,7 +112,7 @@ class Recording:
         names = entry.name, entry.bare_name, f"{entry.source}:{entry.bare_name}"
         return self._everything or self._tools.match(*names) or self._sources.match(entry.source)
 
-    def add(self, taken: Taken) -> None:
+    def add(self, taken: CallCapture) -> None:
         """Records a call."""
         size = len(taken.arguments) + taken.result.ByteSize()
         if self._bytes + size > MAX_WAITING:
@@ -188,10 +188,10 @@ class Recorder:
         """Leaves progress as it is; it is not recorded."""
 
 
-def _taken(call: Call, result: pb.ToolResult, now: float) -> Taken:
+def _taken(call: Call, result: pb.ToolResult, now: float) -> CallCapture:
     copy = pb.ToolResult()
     copy.CopyFrom(result)
     entry, schema = call.entry, call.declaration.tool.schema_hash
     user_id = call.context.user_id if call.context is not None else ""
     times = now - call.started, time.time()
-    return Taken(entry.name, entry.source, schema, user_id, str(call.arguments_json), copy, *times)
+    return CallCapture(entry.name, entry.source, schema, user_id, str(call.arguments_json), copy, *times)

@@ -19,8 +19,8 @@ from toolbus.parts.recordings.comparison import (
     EQUAL,
     FAILED,
     SKIPPED,
-    KeptCall,
-    Replayed,
+    RecordingLine,
+    ReplayResult,
     ToolReport,
     Volatile,
     judged,
@@ -101,7 +101,7 @@ def replay(
 
 
 async def _on_own_bus(
-    paths: Sequence[Path], calls: Sequence[KeptCall], volatile: Volatile, destructive: bool
+    paths: Sequence[Path], calls: Sequence[RecordingLine], volatile: Volatile, destructive: bool
 ) -> list[ToolReport]:
     from toolbus.testing import running_bus
 
@@ -110,7 +110,7 @@ async def _on_own_bus(
         return await _play(host, calls, volatile, destructive)
 
 
-async def _play(host: Host, calls: Sequence[KeptCall], volatile: Volatile, destructive: bool) -> list[ToolReport]:
+async def _play(host: Host, calls: Sequence[RecordingLine], volatile: Volatile, destructive: bool) -> list[ToolReport]:
     listed = {each.name: each for each in await host.list()}
     reports: dict[tuple[str, str], ToolReport] = {}
     for call in calls:
@@ -120,7 +120,7 @@ async def _play(host: Host, calls: Sequence[KeptCall], volatile: Volatile, destr
         )
         why = _why_skipped(call, tool, destructive)
         if why:
-            report.played.append(Replayed(call, SKIPPED, [why]))
+            report.played.append(ReplayResult(call, SKIPPED, [why]))
             continue
         began = time.perf_counter()
         result = await host.call(call.tool, call.arguments, context=bus_client.call_context(call.user_id or None))
@@ -129,7 +129,7 @@ async def _play(host: Host, calls: Sequence[KeptCall], volatile: Volatile, destr
     return list(reports.values())
 
 
-def _why_skipped(call: KeptCall, tool: ListedTool | None, destructive: bool) -> str:
+def _why_skipped(call: RecordingLine, tool: ListedTool | None, destructive: bool) -> str:
     if tool is None:
         return "no such tool is offered"
     if tool.tool.annotations.destructive and not destructive:

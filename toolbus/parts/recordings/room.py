@@ -60,7 +60,7 @@ class RecordingsRoom(Room):
         Args:
             wait_seconds: how long it waits for a call, at most 30 s.
 
-        The answer is `recording`, `calls` and `lost`, the number of calls that were not recorded for a slow reader.
+        The answer is `recording`, `calls` and `lost`, the number of calls that a slow reader missed.
         Neither tools nor sources means all of them.
         """
         recordings = self._recorder.recordings
