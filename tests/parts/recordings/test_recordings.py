@@ -92,7 +92,7 @@ def test_the_same_build_is_equal_and_another_one_is_shown_with_its_differences(
     plugin.write_text(NEW, "utf-8")
     other = toolbus("replay", calls_file, plugin, "--destructive")
     assert other.returncode == 1
-    assert 'output.sky: "sunny" became "grey"' in other.stdout
+    assert 'get_weather, line 2: changed\n  output.sky: "sunny" became "grey"\n' in other.stdout
     assert "output.at: 1 became 2" in other.stdout
     assert "left out" not in other.stderr
     ignored = ("--ignore", "sky", "--ignore", "*.at")

@@ -148,11 +148,9 @@ def _print(reports: Sequence[ToolReport], slower: float) -> None:
     for report in reports:
         different = [each for each in report.played if each.outcome in (CHANGED, FAILED)]
         for call in different[:CALLS_SHOWN]:
-            lines = "\n".join(f"  {note}" for note in call.notes[:LINES_SHOWN])
-            more = len(call.notes) - LINES_SHOWN
-            terminal.print_lines(
-                f"{report.tool}, line {call.call.line}: {call.outcome}\n{lines}" + f"\n  and {more} more" * (more > 0)
-            )
+            more = [f"and {len(call.notes) - LINES_SHOWN} more"] if len(call.notes) > LINES_SHOWN else []
+            lines = [f"{report.tool}, line {call.call.line}: {call.outcome}", *call.notes[:LINES_SHOWN], *more]
+            terminal.print_lines("\n".join(lines))
         if len(different) > CALLS_SHOWN:
             terminal.print_lines(f"{report.tool}: {len(different) - CALLS_SHOWN} further calls; --json has all")
         for why in dict.fromkeys(note for each in report.played if each.outcome == SKIPPED for note in each.notes):
