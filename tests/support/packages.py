@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ import tempfile
 import tomllib
 import venv
 from pathlib import Path
+
+from toolbus.common.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 OF_THE_PROJECT = {"bench", "dev", "docs", "examples", "release"}  # extras that no user of a release needs
@@ -107,6 +110,9 @@ def write_bill(file: Path, constraint: Path | None) -> None:
             str(file),
         ]
         subprocess.run([*command, str(Path(folder) / "env" / "bin" / "python")], check=True, timeout=SECONDS)
+    bill = json.loads(file.read_text("utf-8"))
+    bill["metadata"]["component"]["version"] = VERSION  # pyproject.toml says where it is, which the tool does not read
+    file.write_text(json.dumps(bill, indent=2) + "\n", "utf-8")
     print(f"wrote {file}")
 
 
