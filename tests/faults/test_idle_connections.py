@@ -67,10 +67,17 @@ async def test_idle_connections_keep_neither_probes_nor_known_peers_out(few_desc
                 assert (await caller.call("brew", {})).unwrap() == "tea"
                 async with Host(address) as another:  # over the lane, which has descriptors left
                     assert (await another.call("brew", {})).unwrap() == "tea"
-                assert await status(address) == grpc.StatusCode.UNAVAILABLE  # a refusal would be final for an SDK
-            async with asyncio.timeout(WAIT_SECONDS):
-                while await status(address) != grpc.StatusCode.OK:
-                    await asyncio.sleep(0.1)
+                async with asyncio.timeout(WAIT_SECONDS):  # a new program finds room, although all of them stay
+                    while (answer := await status(address)) != grpc.StatusCode.OK:
+                        assert answer == grpc.StatusCode.UNAVAILABLE  # a refusal would be final for an SDK
+                        await asyncio.sleep(0.1)
+                assert (await caller.call("brew", {})).unwrap() == "tea"
+                assert "that said nothing" in bus.err
+                metrics = await asyncio.to_thread(
+                    urllib.request.urlopen, f"http://{http}/metrics", timeout=WAIT_SECONDS
+                )
+                with metrics:
+                    assert b"toolbus_connections_ended_total{" in metrics.read()
 
 
 async def status(address: str) -> grpc.StatusCode:

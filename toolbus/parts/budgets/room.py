@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 
 from toolbus.bus.core import Core, Room
+from toolbus.parts.budgets.connections import QuietConnections
 from toolbus.parts.budgets.declarations import PeerBudgets
 from toolbus.parts.budgets.loop_share import LoopShare
+
+LOOK_SECONDS = 2.0  # between two looks at the connections
 
 
 class BudgetsRoom(Room):
@@ -20,6 +24,18 @@ class BudgetsRoom(Room):
         )
         presence.budgets = self.budgets
         presence.review.read = self.budgets.read
+        timings = core.program.timings
+        self._connections = QuietConnections(core.sessions.neighbours, 3 * timings.idle_heartbeat_seconds)
+        self._looks: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to look at the connections."""
+        self._looks = asyncio.create_task(self._look(), name="toolbus connections")
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.to_thread(self._connections.look)
 
     def _own_calls(self) -> bool:
         """Tells whether a program of this machine, which is not guarded, has called lately."""
@@ -35,7 +51,11 @@ class BudgetsRoom(Room):
         """Yields counters for the metrics: name, help, and the number by labels."""
         waits = [({"account": account}, number) for account, number in sorted(self.budgets.share.waits.items())]
         yield "toolbus_budget_waits", "How often a less trusted peer waited for its turn in the loop.", waits
+        ended = [({"peer": peer}, number) for peer, number in sorted(self._connections.ended.items())]
+        yield "toolbus_connections_ended", "QuietConnections without a session that were ended at a full port.", ended
 
     async def stop(self) -> None:
-        """Ends the thread that reads declarations."""
+        """Ends the looks, and the thread that reads declarations."""
+        if self._looks:
+            self._looks.cancel()
         self.budgets.close()
