@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from tests.docs.pages import ROOT
 from toolbus.bus.serve_settings import serve_settings
-from toolbus.common.setting import Option, Setting, variable_of
+from toolbus.common.setting import Option, Setting
 
 PAGE = ROOT / "docs" / "reference" / "configuration.md"
-_HEAD = "| key | default | variable | option | meaning |\n| --- | --- | --- | --- | --- |\n"
+_HEAD = "| key | default | option | meaning |\n| --- | --- | --- | --- |\n"
 _TABLE = re.compile(re.escape(_HEAD) + r"(?:\|.*\n)*")
 
 
@@ -26,7 +26,7 @@ def rows() -> Iterator[str]:
 
 def _row(name: str, default: str, option: Option | None, meaning: str) -> str:
     shown = f" `{option.word(name)}` " if option is not None else " "
-    return f"| `{name}` | {default} | `{variable_of(name)}` |{shown}| {meaning} |\n"
+    return f"| `{name}` | {default} |{shown}| {meaning} |\n"
 
 
 def _default(each: Setting) -> str:

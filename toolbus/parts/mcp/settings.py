@@ -176,7 +176,7 @@ class McpConfig:
     mcp_secrets: Path | None = setting(
         None,
         PATH,
-        'a TOML file of variables (`NAME = "value"`), yours and of mode 0600, from which `${VAR}` of '
+        'a TOML file (`NAME = "value"`, yours, mode 0600) from which `${VAR}` of '
         "[mounts](../start/mcp-mounts.md) is taken before the environment",
         option=Option("Take ${VAR} of mounted MCP servers from this TOML file (0600).", "FILE"),
     )

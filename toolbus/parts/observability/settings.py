@@ -49,10 +49,9 @@ class TraceSettings:
     traces: str | None = setting(
         None,
         ValueKind(lambda reader: None if reader.value == "off" else reader.text()),
-        "the URL of a collector of OpenTelemetry that gets [spans of calls](../start/traces.md), by OTLP over HTTP; "
+        "the URL of an OpenTelemetry collector (OTLP over HTTP) that gets [spans of calls](../start/traces.md); "
         "`/v1/traces` is added if it has no path. Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or "
-        "`OTEL_EXPORTER_OTLP_ENDPOINT`, of which one that the bus cannot use is ignored with a warning; `off` sends no "
-        "spans. Needs `toolbus[otel]`",
+        "`OTEL_EXPORTER_OTLP_ENDPOINT`; `off` sends none. Needs `toolbus[otel]`",
         check=_check_collector,
     )
     trace_ratio: float = setting(
