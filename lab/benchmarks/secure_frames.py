@@ -23,13 +23,13 @@ from lab.benchmarks.facts import Column, Fact, Line, Measured, measured_here
 from lab.benchmarks.relay import END
 from lab.load import peer, workload
 from lab.stage import Stage
-from toolbus.bus.access.identity import template
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit import Audit
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.streams.doors import Doors
 from toolbus.parts.identity.key_store import CredentialRequest, KeyStore
+from toolbus.parts.identity.scope_texts import template
 from toolbus.sdk.credential import Credential, tls_credentials
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs

@@ -20,11 +20,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.bus.keys.keys_directory import KeysDirectory
 from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus, Config
-from toolbus.bus.access.identity import VERBS, Globs, Scopes, template
+from toolbus.bus.access.identity import VERBS, Globs, Scopes
 from toolbus.bus.catalog.policy import EVERYTHING, PUBLIC_TOOLS, VERBS_OF_TOOLS
 from toolbus.bus.gateway.app import ASSETS_PATH, DOCS_PATH, endpoints_of
 from toolbus.bus.gateway.remote_access import LOCAL_ONLY, NO_KEY, RULES
 from toolbus.parts.console.app import PATHS as CONSOLE_PATHS
+from toolbus.parts.identity.scope_texts import template
 from toolbus.parts.mcp.server.mcp_endpoint import METHODS
 from toolbus.parts.mcp.server.room import PATH
 from toolbus.parts.mcp.settings import LOGIN_PATH

@@ -19,7 +19,8 @@ from tests.bus.keys.keys_directory import KeysDirectory
 from tests.bus.test_doors import NO_HEARTBEATS, House, attached, bearer, next_of, open_house
 from tests.support.waiting import within
 from toolbus.bus import Bus, Config
-from toolbus.bus.access.identity import Globs, Scopes, template
+from toolbus.bus.access.identity import Globs, Scopes
+from toolbus.parts.identity.scope_texts import template
 from toolbus.protocol.limits import Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc

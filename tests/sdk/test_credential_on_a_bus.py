@@ -13,7 +13,7 @@ import pytest
 from tests.bus.keys.keys_directory import KeysDirectory
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus import Bus, Config, Host, Plugin, Unauthenticated
-from toolbus.bus.access.identity import template
+from toolbus.parts.identity.scope_texts import template
 from toolbus.sdk.connection_settings import ConnectionTimings
 
 QUICK = ConnectionTimings(first_pause=0.01, max_pause=0.05, max_refused_pause=0.05)

@@ -16,6 +16,7 @@ import datetime
 import decimal
 import enum
 import functools
+import inspect
 import itertools
 import json
 import pathlib
@@ -30,8 +31,13 @@ from toolbus.functions.type_hints import (
     DECIMAL_TEXT,
     enum_values,
     is_alias,
+    is_record,
+    is_text_class,
     is_typed_dict,
+    literal_values,
+    pydantic_adapter,
     record_fields,
+    tuple_items,
     unwrapped,
     unwrapped_once,
 )
@@ -110,8 +116,7 @@ _FROM_TEXT: dict[Any, Converter] = {
     uuid.UUID: uuid.UUID,
     pathlib.Path: pathlib.Path,
     pathlib.PurePath: pathlib.PurePath,
-    pathlib.PurePosixPath: pathlib.PurePosixPath,
-    pathlib.PureWindowsPath: pathlib.PureWindowsPath,
+    re.Pattern: re.compile,
     bytes: _bytes,
     bytearray: lambda text: bytearray(_bytes(text)),
 }
@@ -134,8 +139,10 @@ _COLLECTIONS: dict[Any, Callable[[list[Any]], Any]] = {
     collections.abc.Iterable: list,
     collections.abc.Collection: list,
     collections.abc.Set: set,
+    collections.abc.Iterator: iter,
+    collections.deque: collections.deque,
 }
-_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_MAPPINGS = (dict, collections.abc.Mapping)
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     str: (str,),
     bool: (bool,),
@@ -143,6 +150,7 @@ _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     float: (int, float),
     types.NoneType: (types.NoneType,),
 }
+_KNOWN = {*_COLLECTIONS, *_MAPPINGS, *_FROM_TEXT, *_JSON_TYPES, decimal.Decimal}
 _ANY = (str, bool, int, float, list, dict, types.NoneType)
 _Above = dict[Any, Converter]  # the converters of the classes and aliases around a hint, complete or not yet
 
@@ -173,20 +181,17 @@ def _converter(hint: Any, above: _Above) -> Converter | None:
     if origin in (typing.Union, types.UnionType):
         return _union(arguments, above)
     if origin is typing.Literal:
-        return _literal(arguments)
-    if (origin or hint) in _COLLECTIONS:
-        return _collection(origin or hint, arguments, above)
-    if origin in _MAPPINGS:
-        return _mapping(_key(arguments[0]), _converter(arguments[1], above))
-    if hint is int:
-        return _whole
-    if hint is decimal.Decimal:
-        return _decimal
-    if hint in _FROM_TEXT:
-        return _text(_FROM_TEXT[hint])
-    if isinstance(hint, type):
-        return _class(hint, above)
-    return None
+        return _literal(hint)
+    kind: Any = origin or hint
+    return _class(hint, kind, above) if isinstance(kind, type) else None
+
+
+def _kind(hint: Any) -> Any:
+    """Returns the class of the tables above that a hint's class is or derives from; its own class for all others."""
+    kind = typing.get_origin(hint) or hint
+    if not isinstance(kind, type) or issubclass(kind, enum.Enum) or is_record(kind) or _is_model(kind):
+        return kind
+    return next((each for each in kind.__mro__ if each in _KNOWN), kind)
 
 
 def _alias(name: Any, hint: Any, above: _Above) -> Converter | None:
@@ -309,7 +314,7 @@ def _rank(hint: Any) -> int:
 
 def _is_list(hint: Any) -> bool:
     hint = unwrapped(hint)
-    return _COLLECTIONS.get(typing.get_origin(hint) or hint) is list
+    return _COLLECTIONS.get(_kind(hint)) is list
 
 
 def _takes_fractions(hint: Any) -> bool:
@@ -366,9 +371,9 @@ def _difference(one: Any, other: Any) -> frozenset[str] | None:
         if is_typed_dict(one) and is_typed_dict(other):  # the function gets a dict of both
             return _NOTHING_MORE
         return _different_fields(fields, more)
-    if one in _LOOSE and other in _LOOSE:
+    kinds = [_kind(one), _kind(other)]
+    if all(kind in _LOOSE for kind in kinds):
         return None
-    kinds = [typing.get_origin(each) or each for each in (one, other)]
     inner = [typing.get_args(each) for each in (one, other)]
     if all(kind in _COLLECTIONS for kind in kinds):
         if _COLLECTIONS[kinds[0]] is _COLLECTIONS[kinds[1]]:
@@ -380,7 +385,7 @@ def _difference(one: Any, other: Any) -> frozenset[str] | None:
 
 
 _Fields = Mapping[str, tuple[Any, bool]]
-_LOOSE = (bytes, bytearray, pathlib.Path, pathlib.PurePath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
+_LOOSE = (bytes, bytearray, pathlib.Path, pathlib.PurePath)
 
 
 def _different_fields(one: _Fields, other: _Fields) -> frozenset[str] | None:
@@ -412,7 +417,7 @@ def _disjoint(one: Any, other: Any) -> bool:
 def _choices(hint: Any) -> frozenset[tuple[bool, Any]] | None:
     """Returns the JSON values of a Literal or Enum, each with whether it is a boolean; None for any other hint."""
     if typing.get_origin(hint) is typing.Literal:
-        values = [each.value if isinstance(each, enum.Enum) else each for each in typing.get_args(hint)]
+        values = [value for _, value in literal_values(hint)]
     elif isinstance(hint, type) and issubclass(hint, enum.Enum):
         values = list(enum_values(hint))
     else:
@@ -422,9 +427,7 @@ def _choices(hint: Any) -> frozenset[tuple[bool, Any]] | None:
 
 def _fields(hint: Any) -> _Fields | None:
     """Returns the keys of a record class or pydantic model with their hints; None for any other hint."""
-    if not isinstance(hint, type) or typing.get_origin(hint) is not None:
-        return None
-    fields = getattr(hint, "model_fields", None)
+    fields = getattr(hint, "model_fields", None) if isinstance(hint, type) else None
     if not isinstance(fields, Mapping) or not hasattr(hint, "model_validate"):
         return record_fields(hint)
     keys: dict[str, tuple[Any, bool]] = {}
@@ -449,7 +452,7 @@ def _fits(hint: Any, above: dict[Any, Test], needed: frozenset[str] = _NOTHING_M
         return _anything
     if hint in above:  # it contains itself
         return lambda value: above[hint](value)
-    origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    origin, arguments = _kind(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         tests = [_fits(each, above) for each in arguments]
         return lambda value: any(test(value) for test in tests)
@@ -458,12 +461,15 @@ def _fits(hint: Any, above: dict[Any, Test], needed: frozenset[str] = _NOTHING_M
     if origin in _COLLECTIONS:
         return _fits_collection(origin, arguments, above)
     if origin in _MAPPINGS:
-        inner = _fits(arguments[1], above) if arguments else _anything
+        inner = _fits(arguments[-1], above) if arguments else _anything
         return lambda value: isinstance(value, dict) and all(inner(each) for each in value.values())
     if (fields := _fields(hint)) is not None:
-        return _fits_record(typing.cast(type, hint), fields, above, needed)
-    if hint in _FORMATS or hint in _FROM_TEXT:
-        return functools.partial(_reads, _FORMATS.get(hint), _decimal if hint is decimal.Decimal else _FROM_TEXT[hint])
+        return _fits_record(hint, fields, above, needed)
+    if origin in _FROM_TEXT or origin is decimal.Decimal or (isinstance(origin, type) and is_text_class(origin)):
+        read = _decimal if origin is decimal.Decimal else _FROM_TEXT.get(origin, origin)
+        return functools.partial(_reads, _FORMATS.get(origin), read)
+    if isinstance(origin, type) and (adapter := pydantic_adapter(origin)) is not None:
+        return functools.partial(_succeeds, adapter.validate_python)
     kinds = _json_types(hint)
     if hint is int:
         return lambda value: type(value) is int or (isinstance(value, float) and value.is_integer())
@@ -481,13 +487,19 @@ def _anything(value: Any) -> bool:
 def _reads(form: re.Pattern[str] | None, read: Converter, value: Any) -> bool:
     if not isinstance(value, str):
         return read is _decimal and isinstance(value, int | float) and type(value) is not bool
+    return (form is None or form.fullmatch(value) is not None) and _succeeds(read, value)
+
+
+def _succeeds(read: Converter, value: Any) -> bool:
     try:
-        return (form is None or form.fullmatch(value) is not None) and read(value) is not None
-    except ValueError:
+        read(value)
+    except Exception:  # validators may raise anything
         return False
+    return True
 
 
 def _fits_collection(kind: Any, arguments: tuple[Any, ...], above: dict[Any, Test]) -> Test:
+    arguments = tuple_items(arguments)
     if kind is tuple and arguments and arguments[-1] is not Ellipsis:
         tests = [_fits(each, above) for each in arguments if each != ()]
         return lambda value: (
@@ -499,7 +511,7 @@ def _fits_collection(kind: Any, arguments: tuple[Any, ...], above: dict[Any, Tes
     return lambda value: isinstance(value, list) and all(inner(each) for each in value)
 
 
-def _fits_record(kind: type, fields: _Fields, above: dict[Any, Test], needed: frozenset[str]) -> Test:
+def _fits_record(kind: Any, fields: _Fields, above: dict[Any, Test], needed: frozenset[str]) -> Test:
     above[kind] = _anything
     tests = {name: _fits(hint, above) for name, (hint, _) in fields.items()}
     required = {name for name, (_, must) in fields.items() if must} | (needed & fields.keys())
@@ -510,11 +522,7 @@ def _fits_record(kind: type, fields: _Fields, above: dict[Any, Test], needed: fr
             return False
         if validate is None:
             return all(tests[name](each) for name, each in value.items())
-        try:
-            validate(value)
-        except Exception:  # its validators may raise anything
-            return False
-        return True
+        return _succeeds(validate, value)
 
     above[kind] = fits
     return fits
@@ -522,13 +530,13 @@ def _fits_record(kind: type, fields: _Fields, above: dict[Any, Test], needed: fr
 
 def _json_types(hint: Any) -> tuple[type, ...]:
     """Returns the Python types of the parsed JSON values that fit a member of a union."""
-    origin = typing.get_origin(hint) or hint
+    origin = _kind(hint)
     if not isinstance(origin, Hashable):
         return _ANY
     if origin in (typing.Union, types.UnionType):
         return tuple({kind for each in typing.get_args(hint) for kind in _json_types(unwrapped(each))})
     if origin is typing.Literal:
-        return tuple({kind for each in typing.get_args(hint) for kind in _json_types_of(each)})
+        return tuple({kind for each, _ in literal_values(hint) for kind in _JSON_TYPES.get(each, ())})
     if origin in _COLLECTIONS:
         return (list,)
     if origin in _MAPPINGS:
@@ -537,23 +545,16 @@ def _json_types(hint: Any) -> tuple[type, ...]:
         return _JSON_TYPES[origin]
     if origin is decimal.Decimal:
         return (str, int, float)
-    if origin in _FROM_TEXT:
+    if origin in _FROM_TEXT or (isinstance(origin, type) and is_text_class(origin)):
         return (str,)
     if isinstance(origin, type) and issubclass(origin, enum.Enum):
-        return tuple({kind for each in enum_values(origin) for kind in _json_types_of(each)})
-    if isinstance(origin, type) and (record_fields(origin) is not None or hasattr(origin, "model_validate")):
-        return (dict,)
-    return _ANY
+        return tuple({kind for each in enum_values(origin) for kind in _JSON_TYPES[type(each)]})
+    return (dict,) if is_record(origin) or _is_model(origin) else _ANY
 
 
-def _json_types_of(value: Any) -> tuple[type, ...]:
-    value = value.value if isinstance(value, enum.Enum) else value
-    return _JSON_TYPES.get(type(value), ())
-
-
-def _literal(values: tuple[Any, ...]) -> Converter | None:
+def _literal(hint: Any) -> Converter | None:
     """Returns the converter to the literal itself: 2 for a model's 2.0, an Enum's member for its value."""
-    own = {each.value if isinstance(each, enum.Enum) else each: each for each in values if not isinstance(each, bool)}
+    own = {value: each for (kind, value), each in literal_values(hint).items() if kind is not bool}
     if not any(isinstance(each, int | enum.Enum) for each in own.values()):
         return None
 
@@ -572,27 +573,40 @@ def _key(hint: Any) -> Converter | None:
         return _decimal
     if hint in _FROM_TEXT:
         return _FROM_TEXT[hint]
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        by_text = {each if isinstance(each, str) else json.dumps(each): own for each, own in enum_values(hint).items()}
-        return lambda key: _one_of(by_text, key)
-    return None
+    if hint is bool:
+        values: dict[Any, Any] = {True: True, False: False}
+    elif typing.get_origin(hint) is typing.Literal:
+        values = {value: each for (_, value), each in literal_values(hint).items()}
+    elif isinstance(hint, type) and issubclass(hint, enum.Enum):
+        values = enum_values(hint)
+    else:
+        return _text(hint) if isinstance(hint, type) and is_text_class(hint) else None
+    by_text = {each if isinstance(each, str) else json.dumps(each): own for each, own in values.items()}
+    return lambda key: _one_of(by_text, key)
 
 
 def _text(read: Converter) -> Converter:
     return lambda value: read(value) if isinstance(value, str) else value
 
 
-def _mapping(key: Converter | None, inner: Converter | None) -> Converter | None:
-    if key is None and inner is None:
+def _mapping(kind: Any, arguments: tuple[Any, ...], above: _Above) -> Converter | None:
+    build = dict if inspect.isabstract(kind) else kind
+    if issubclass(kind, collections.defaultdict):
+        made = (typing.get_origin(arguments[1]) or arguments[1]) if len(arguments) == 2 else None
+        build = functools.partial(kind, made if callable(made) else None)
+    key = _key(arguments[0]) if arguments else None
+    inner = _converter(arguments[1], above) if len(arguments) == 2 else None
+    if key is None and inner is None and build is dict:
         return None
     own_key, own = key or _same, inner or _same
     return lambda value: (
-        {own_key(name): own(each) for name, each in value.items()} if isinstance(value, dict) else value
+        build({own_key(name): own(each) for name, each in value.items()}) if isinstance(value, dict) else value
     )
 
 
 def _collection(kind: Any, arguments: tuple[Any, ...], above: _Above) -> Converter | None:
-    build = _COLLECTIONS[kind]
+    base, arguments = _kind(kind), tuple_items(arguments)
+    build = _COLLECTIONS[base] if kind is base or inspect.isabstract(kind) else kind
     if kind is tuple and arguments and arguments[-1] is not Ellipsis:
         each_own = [_converter(each, above) or _same for each in arguments]
         return lambda value: (
@@ -604,18 +618,19 @@ def _collection(kind: Any, arguments: tuple[Any, ...], above: _Above) -> Convert
     return lambda value: build([inner(each) for each in value]) if isinstance(value, list) else value
 
 
-def _class(kind: type, above: _Above) -> Converter | None:
+def _class(hint: Any, kind: type, above: _Above) -> Converter | None:
     if issubclass(kind, enum.Enum):
         return _enum(kind)
-    if callable(validate := getattr(kind, "model_validate", None)):
+    adapter = pydantic_adapter(kind)
+    if callable(validate := getattr(kind, "model_validate", getattr(adapter, "validate_python", None))):
         return typing.cast(Converter, validate)
-    if kind in above:  # as for an alias
-        return lambda value: above[kind](value)
-    fields = record_fields(kind)
+    if hint in above:  # as for an alias
+        return lambda value: above[hint](value)
+    fields = record_fields(hint)
     if fields is None:
-        return None
-    above[kind] = _same
-    inner = {name: own for name, (hint, _) in fields.items() if (own := _converter(hint, above)) is not None}
+        return _text(kind) if is_text_class(kind) else _plain_class(kind, typing.get_args(hint), above)
+    above[hint] = _same
+    inner = {name: own for name, (of_field, _) in fields.items() if (own := _converter(of_field, above)) is not None}
     if is_typed_dict(kind) and not inner:
         return None
 
@@ -624,8 +639,25 @@ def _class(kind: type, above: _Above) -> Converter | None:
             return value
         return kind(**{key: inner[key](each) if key in inner else each for key, each in value.items()})
 
-    above[kind] = build
+    above[hint] = build
     return build
+
+
+def _plain_class(kind: Any, arguments: tuple[Any, ...], above: _Above) -> Converter | None:
+    """Returns the converter of a class of the tables, or of one that derives from it, which makes its own instances."""
+    base = _kind(kind)
+    if base in _COLLECTIONS:
+        return _collection(kind, arguments, above)
+    if base in _MAPPINGS:
+        return _mapping(kind, arguments, above)
+    if base in _FROM_TEXT:
+        read = _FROM_TEXT[base]
+        own = getattr(kind, "fromisoformat", kind if read is base else lambda text: kind(read(text)))
+        return _text(read if kind is base else own)
+    plain = {int: _whole, decimal.Decimal: _decimal}.get(base)
+    if kind is base or base not in _KNOWN:
+        return plain
+    return lambda value: kind((plain or _same)(value)) if isinstance(value, _json_types(base)) else value
 
 
 def _enum(kind: type[enum.Enum]) -> Converter:

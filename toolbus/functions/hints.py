@@ -32,9 +32,14 @@ from toolbus.functions.type_hints import (
     DECIMAL_TEXT,
     UNIONS,
     enum_values,
+    is_text_class,
+    literal_values,
+    pydantic_adapter,
     record_fields,
     resolved,
-    unwrapped,
+    special,
+    tuple_items,
+    unwrapped_once,
 )
 from toolbus.protocol.json_schema import normal_form, properties_of
 from toolbus.protocol.tool import Result
@@ -265,11 +270,13 @@ _PLAIN: dict[Any, dict[str, Any]] = {
     uuid.UUID: {"type": "string", "format": "uuid"},
     pathlib.Path: {"type": "string"},
     pathlib.PurePath: {"type": "string"},
+    re.Pattern: {"type": "string", "format": "regex"},
     bytes: {"type": "string", "contentEncoding": "base64"},
     bytearray: {"type": "string", "contentEncoding": "base64"},
     decimal.Decimal: {"anyOf": [{"type": "number"}, {"type": "string", "pattern": DECIMAL_TEXT}]},
     list: {"type": "array"},
     tuple: {"type": "array"},
+    collections.deque: {"type": "array"},
     collections.abc.Sequence: {"type": "array"},
     collections.abc.Iterable: {"type": "array"},
     collections.abc.Collection: {"type": "array"},
@@ -278,9 +285,7 @@ _PLAIN: dict[Any, dict[str, Any]] = {
     collections.abc.Set: {"type": "array", "uniqueItems": True},
     dict: {"type": "object"},
     collections.abc.Mapping: {"type": "object"},
-    collections.abc.MutableMapping: {"type": "object"},
 }
-_TRANSPARENT = (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
 
 
 class SchemaBuilder:
@@ -305,27 +310,23 @@ class SchemaBuilder:
         if origin is typing.Annotated:
             inner, *extras = typing.get_args(hint)
             return constrain(self.schema(inner), extras)
-        if origin in _TRANSPARENT:
-            return self.schema(typing.get_args(hint)[0])
         if origin in UNIONS:
             return self._union([self.schema(each) for each in typing.get_args(hint)])
         if origin is typing.Literal:
-            return _choices(list(typing.get_args(hint)))
-        if (inside := unwrapped(hint)) is not hint:  # a NewType, or an alias, which may contain itself
+            return _choices([value for _, value in literal_values(hint)])
+        if (inside := unwrapped_once(hint)) is not hint:  # a NewType, or an alias, which may contain itself
             if hint in self._open:
                 return {}
             self._open.append(hint)
             schema = self.schema(inside)
             self._open.pop()
             return schema
-        if isinstance(hint, typing.TypeVar):
-            return self.schema(hint.__bound__ or Any)
-        if origin is not None:
+        if origin is not None and record_fields(hint) is None:
             return self._container(origin, typing.get_args(hint))
         if hint is decimal.Decimal and self._of_output:  # it is written as text
             return {"type": "string", "pattern": DECIMAL_TEXT}
-        if isinstance(hint, type) and hint not in _PLAIN:
-            return self._class(hint)
+        if isinstance(kind := origin or hint, type) and kind not in _PLAIN:
+            return self._class(hint, kind)
         return copy.deepcopy(_PLAIN.get(hint, {})) if isinstance(hint, type) or hint is None else {}
 
     def _named(self, hint: Any, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -351,29 +352,32 @@ class SchemaBuilder:
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
 
     def _container(self, origin: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
-        schema = dict(_PLAIN.get(origin, {}))
-        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+        schema = self.schema(origin)
+        arguments = arguments if origin is not tuple else tuple_items(arguments)
+        if origin is tuple and arguments[-1:] != (Ellipsis,):
             prefix = [self.schema(each) for each in arguments if each != ()]
             schema |= {"prefixItems": prefix} if prefix else {}
             return schema | {"minItems": len(prefix), "maxItems": len(prefix)}
-        inner = {"array": "items", "object": "additionalProperties"}.get(str(schema.get("type")))
-        held = self.schema(arguments[-1 if inner == "additionalProperties" else 0]) if inner and arguments else {}
-        return schema | ({inner: held} if inner and held else {})
+        keyword, count = {"array": ("items", 1), "object": ("additionalProperties", 2)}.get(
+            str(schema.get("type")), ("", 0)
+        )
+        held = self.schema(arguments[count - 1]) if count and len(arguments) >= count else {}
+        return schema | ({keyword: held} if held else {})
 
-    def _class(self, kind: type) -> dict[str, Any]:
+    def _class(self, hint: Any, kind: type) -> dict[str, Any]:
         if issubclass(kind, enum.Enum):
             return _choices(list(enum_values(kind)))
-        if callable(model := getattr(kind, "model_json_schema", None)):
+        adapter = pydantic_adapter(kind)
+        if callable(model := getattr(kind, "model_json_schema", getattr(adapter, "json_schema", None))):
             return self._of_model(dict(model(by_alias=False, mode="serialization") if self._of_output else model()))
-        fields = record_fields(kind)
-        if fields is None:
-            for base in kind.__mro__[1:-1]:
-                if base in _PLAIN:
-                    return copy.deepcopy(_PLAIN[base])
-            return {}
-        if self._of_output and issubclass(kind, tuple):  # a NamedTuple is written as an array
+        fields = record_fields(hint)
+        if fields is not None and self._of_output and issubclass(kind, tuple):  # a NamedTuple is written as an array
             return self._container(tuple, tuple(hint for hint, _ in fields.values()))
-        return self._named(kind, lambda: self._record(kind, fields))
+        if fields is not None:
+            return self._named(hint, lambda: self._record(kind, fields))
+        if is_text_class(kind):
+            return {"type": "string"} | ({"format": kind.__name__[:4].lower()} if "Address" in kind.__name__ else {})
+        return copy.deepcopy(next((_PLAIN[base] for base in kind.__mro__ if base in _PLAIN), {}))
 
     def _record(self, kind: type, fields: Mapping[str, tuple[Any, bool]]) -> dict[str, Any]:
         described = parse(kind.__doc__).parameters
@@ -403,10 +407,9 @@ def _renamed(schema: dict[str, Any], name: str, own: str) -> dict[str, Any]:
 
 
 def _choices(values: Sequence[Any]) -> dict[str, Any]:
-    kinds = {type(each.value if isinstance(each, enum.Enum) else each) for each in values}
-    plain = [each.value if isinstance(each, enum.Enum) else each for each in values]
+    kinds = {type(each) for each in values}
     typed = _PLAIN.get(next(iter(kinds)), {}) if len(kinds) == 1 else {}
-    return {**typed, "enum": plain}
+    return {**typed, "enum": list(values)} if _is_json(values) else {}
 
 
 _ANY_OUTPUT = (Reply, Ok, Result)  # records of the SDK that hold an output
@@ -472,10 +475,8 @@ def signature_of(function: Callable[..., Any]) -> Signature:
 def _unpacked(parameter: inspect.Parameter, hints: dict[str, Any]) -> Iterator[inspect.Parameter]:
     """Yields a parameter; in place of `**options: Unpack[Options]` the keys of that TypedDict."""
     hint = hints.get(parameter.name)
-    inside = typing.get_args(hint)[0] if _is_unpack(hint) else None
-    keys = (
-        record_fields(inside) if parameter.kind is inspect.Parameter.VAR_KEYWORD and isinstance(inside, type) else None
-    )
+    unpacked = parameter.kind is inspect.Parameter.VAR_KEYWORD and special(hint) == "Unpack"
+    keys = record_fields(typing.get_args(hint)[0]) if unpacked else None
     if keys is None:
         yield parameter
         return
@@ -483,11 +484,6 @@ def _unpacked(parameter: inspect.Parameter, hints: dict[str, Any]) -> Iterator[i
         hints[name] = of_key
         default = inspect.Parameter.empty if required else UNSET
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=of_key)
-
-
-def _is_unpack(hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    return origin is not None and getattr(origin, "_name", getattr(origin, "__name__", "")) == "Unpack"
 
 
 def _unfillable(listed: list[inspect.Parameter], builtin: bool) -> Iterator[str]:

@@ -16,11 +16,14 @@ import enum
 import json
 import math
 import pathlib
+import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from dataclasses import dataclass
 from typing import Any
 
+from toolbus.functions.type_hints import is_text_class, pydantic_adapter
 from toolbus.v1 import tool_pb2 as pb
 
 
@@ -140,13 +143,27 @@ def dump_output(value: Any, *, with_bytes: bool = False) -> str:
     Raises:
         TypeError: JSON cannot hold it; the text names the place, the type and how to fix it.
     """
+    write, plain = (_write_bytes, _plain_with_bytes) if with_bytes else (_write, _plain)
     try:
-        written = (_write_bytes if with_bytes else _write)(value)
+        try:
+            written = write(value)
+        except TypeError:  # perhaps of a key
+            written = write(_with_text_keys(value, plain))
         if not written.isascii():
             written.encode()
     except (TypeError, ValueError, RecursionError) as problem:
         raise TypeError(_culprit(value, "output", ()) or f"output: {problem}") from None
     return written
+
+
+def _with_text_keys(value: Any, plain: Callable[[Any], Any]) -> Any:
+    """Returns a value in which keys such as dates and Enums have their JSON form; TypeError if JSON cannot hold it."""
+    if isinstance(value, Mapping):
+        keys = [key if isinstance(key, str | int | float | None) else plain(key) for key in value]
+        return dict(zip(keys, (_with_text_keys(each, plain) for each in value.values()), strict=True))
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(each, plain) for each in value]
+    return value if isinstance(value, str | int | float | None) else _with_text_keys(plain(value), plain)
 
 
 def duration_text(value: datetime.timedelta) -> str:
@@ -167,6 +184,9 @@ def _bytes(data: object, function: str) -> bytes:
     raise TypeError(f"{function}() takes the encoded bytes, not {type(data).__name__}: read the file with read_bytes()")
 
 
+_LISTED = (Set, Sequence, ValuesView, deque)
+
+
 def _plain(value: Any) -> Any:
     """Returns the JSON form of a value that `json` does not know."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -175,16 +195,20 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, datetime.date | datetime.time):  # datetime is a date
         return value.isoformat()
-    if isinstance(value, pathlib.PurePath | uuid.UUID | decimal.Decimal):
+    if isinstance(value, pathlib.PurePath | uuid.UUID | decimal.Decimal) or is_text_class(type(value)):
         return str(value)
+    if isinstance(value, re.Pattern):
+        return value.pattern
     if isinstance(value, datetime.timedelta):
         return duration_text(value)
-    if isinstance(value, set | frozenset):
+    if isinstance(value, _LISTED) and not isinstance(value, bytes | bytearray | memoryview):
         return list(value)
     if isinstance(value, Mapping):
         return dict(value)
     if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
         return dump()
+    if (adapter := pydantic_adapter(type(value))) is not None:
+        return adapter.dump_python(value, mode="json")
     raise TypeError(type(value).__name__)
 
 
@@ -245,7 +269,7 @@ def _culprit(value: Any, path: str, above: tuple[int, ...]) -> str:
             if culprit := _culprit(key, f"a key of {path}", ()) or _culprit(each, f"{path}.{key}", above):
                 return culprit
         return ""
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple):
         parts = (_culprit(each, f"{path}[{index}]", above) for index, each in enumerate(value))
         return next(filter(None, parts), "")
     try:

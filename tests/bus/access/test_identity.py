@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.bus.access.identity import LOCAL, VERBS, Globs, Identity, Scopes, read_identities, template
+from toolbus.bus.access.identity import LOCAL, VERBS, Globs, Identity, Scopes, read_identities
 from toolbus.common.reader import Reader
 from toolbus.errors import NotPermitted, SetupError
 
@@ -112,16 +112,3 @@ def test_a_name_that_breaks_the_rule_is_refused() -> None:
 def test_scopes_are_the_same_after_they_were_written_and_read(scopes: Scopes) -> None:
     table = scopes.as_table()
     assert Scopes.read(Reader(table)).as_table() == table
-
-
-def test_what_each_template_may_do() -> None:
-    plugin, host = template("plugin", "weather*"), template("host", "chat")
-    assert plugin.attach.match("weather2")
-    assert plugin.offer.match("any")
-    assert not plugin.call.match("any")
-    assert host.call.match("any")
-    assert not host.offer.match("any")
-    assert not host.administers("drain")
-    assert template("operator").administers("drain")
-    assert not template("reader").administers("drain")
-    assert template("reader").in_flight == 0

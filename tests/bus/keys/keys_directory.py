@@ -7,10 +7,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from toolbus.bus.access.identity import Globs, Scopes, template
+from toolbus.bus.access.identity import Globs, Scopes
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.keys.keys_file import FILE
 from toolbus.parts.identity.key_store import CredentialRequest, KeyStore, Made
+from toolbus.parts.identity.scope_texts import template
 
 DAY = 86_400.0
 ADDRESS = "mtls:bus.example:48931"

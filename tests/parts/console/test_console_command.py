@@ -16,7 +16,7 @@ from tests.bus.keys.keys_directory import KeysDirectory
 from tests.support.processes import toolbus
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
-from toolbus.bus.access.identity import template
+from toolbus.parts.identity.scope_texts import template
 
 PORT = "127.0.0.1:0"
 

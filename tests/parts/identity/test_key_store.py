@@ -18,13 +18,14 @@ from tests.bus.keys.tls_handshake import client_context, handshake
 from tests.support.examples import examples
 from tests.support.processes import ROOT, environment
 from tests.support.waiting import HANG_SECONDS
-from toolbus.bus.access.identity import NAME, Scopes, Template, template
+from toolbus.bus.access.identity import NAME, Scopes
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.keys.keys_file import CA, SERVER
 from toolbus.common.reader import Reader
 from toolbus.errors import SetupError
 from toolbus.parts.identity.authority import validity_of
 from toolbus.parts.identity.key_store import CA_KEY, CROSSED, CredentialRequest, KeyStore
+from toolbus.parts.identity.scope_texts import Template, template
 from toolbus.sdk.credential import Credential
 
 KINDS: tuple[Template, ...] = ("plugin", "host", "operator", "reader")
@@ -254,7 +255,7 @@ def test_many_at_once_lose_nothing(keys: KeysDirectory) -> None:
 KILLS = """
 import json, os, shutil, sys
 from pathlib import Path
-from toolbus.bus.access.identity import template
+from toolbus.parts.identity.scope_texts import template
 from toolbus.parts.identity.key_store import KeyStore, CredentialRequest
 from toolbus.bus.keys.keyring import Keyring
 

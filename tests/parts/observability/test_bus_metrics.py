@@ -15,9 +15,10 @@ from tests.bus.keys.keys_directory import KeysDirectory
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host, Plugin
 from toolbus.bus import Bus, Config
-from toolbus.bus.access.identity import Scopes, template
+from toolbus.bus.access.identity import Scopes
 from toolbus.bus.metrics.call_counts import MAX_COUNTED
 from toolbus.functions.call_context import CallContext
+from toolbus.parts.identity.scope_texts import template
 from toolbus.parts.observability.exposition import OPENMETRICS, TEXT, write
 from toolbus.parts.observability.metrics_room import BusMetrics
 from toolbus.testing import running_bus

@@ -12,8 +12,9 @@ import pytest_asyncio
 
 from tests.bus.keys.keys_directory import KeysDirectory
 from toolbus.bus import Bus
-from toolbus.bus.access.identity import Globs, template
+from toolbus.bus.access.identity import Globs
 from toolbus.bus.catalog.policy import AccessRules
+from toolbus.parts.identity.scope_texts import template
 from toolbus.parts.observability.explainer import Explainer
 from toolbus.sdk import CallContext, Plugin
 from toolbus.testing import running_bus

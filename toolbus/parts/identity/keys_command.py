@@ -308,7 +308,8 @@ def _scopes(name: str, pattern: str, kind: Any) -> Scopes:
     """Returns the scopes of a new identity. A host attaches under its name, or the names that SDK and commands use."""
     from dataclasses import replace
 
-    from toolbus.bus.access.identity import Globs, template
+    from toolbus.bus.access.identity import Globs
+    from toolbus.parts.identity.scope_texts import template
 
     if pattern:
         return template("plugin", pattern)
@@ -318,7 +319,8 @@ def _scopes(name: str, pattern: str, kind: Any) -> Scopes:
 
 
 def _show_made(made: Made, scopes: Scopes, as_json: bool) -> None:
-    from toolbus.bus.access.identity import day_of, scope_sentences
+    from toolbus.bus.access.identity import day_of
+    from toolbus.parts.identity.scope_texts import scope_sentences
 
     allowed = scope_sentences(scopes)
     if as_json:
@@ -403,7 +405,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a credential file is for, without its secrets."""
-    from toolbus.bus.access.identity import scope_sentences
+    from toolbus.parts.identity.scope_texts import scope_sentences
     from toolbus.sdk.credential import Credential
 
     credential = Credential.read(file)

@@ -16,13 +16,14 @@ from tests.bus.keys.keys_directory import KeysDirectory
 from tests.bus.test_doors import House, open_house
 from tests.parts.console.feed.console_bus import STREAM, following
 from tests.support.waiting import within
-from toolbus.bus.access.identity import Identity, Scopes, template
+from toolbus.bus.access.identity import Identity, Scopes
 from toolbus.bus.gateway.remote_access import BY_COOKIE, RemoteAccess, ResourceMetadata
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.web_paths import WebPaths
 from toolbus.errors import Unauthenticated
 from toolbus.parts.console.app import CODE_SECONDS, COOKIE, COOKIE_SECONDS, MAX_CODES, Logins
+from toolbus.parts.identity.scope_texts import template
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
 DAY = 86_400.0

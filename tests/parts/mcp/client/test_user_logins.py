@@ -26,10 +26,11 @@ from tests.parts.mcp.client.mount_cases import SERVER
 from tests.parts.mcp.client.remote_server import RemoteServer
 from tests.support.waiting import until, within
 from toolbus.bus import Bus
-from toolbus.bus.access.identity import LOCAL, Identity, template
+from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.local import LocalCaller
 from toolbus.errors import Code, Stage
 from toolbus.functions.scope import ToolScope
+from toolbus.parts.identity.scope_texts import template
 from toolbus.parts.mcp.client.authorization import token_path, users_path, write_document
 from toolbus.parts.mcp.client.mount import MountState
 from toolbus.parts.mcp.client.room import McpClientRoom

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.bus.access.identity import VERBS, Globs, Scopes, Template, scope_sentences, template
+from toolbus.bus.access.identity import VERBS, Globs, Scopes
+from toolbus.parts.identity.scope_texts import Template, scope_sentences, template
 
 
 @pytest.mark.parametrize(
@@ -79,3 +80,16 @@ def test_every_scope_has_its_sentence() -> None:
 def test_different_scopes_have_different_sentences(name: str, verbs: frozenset[str]) -> None:
     nothing, more = Scopes(), Scopes(**{name: Globs(["x"])}, administer=verbs)  # type: ignore[arg-type]
     assert scope_sentences(nothing) != scope_sentences(more)
+
+
+def test_what_each_template_may_do() -> None:
+    plugin, host = template("plugin", "weather*"), template("host", "chat")
+    assert plugin.attach.match("weather2")
+    assert plugin.offer.match("any")
+    assert not plugin.call.match("any")
+    assert host.call.match("any")
+    assert not host.offer.match("any")
+    assert not host.administers("drain")
+    assert template("operator").administers("drain")
+    assert not template("reader").administers("drain")
+    assert template("reader").in_flight == 0
