@@ -10,19 +10,19 @@ import pytest
 from tests.faults.raw_peer import RawPeer, tool
 from toolbus.bus import Bus
 from toolbus.bus.access.budgets import Declaring
-from toolbus.bus.catalog.entry import CompiledTool
+from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.peer import Peer
 from toolbus.errors import InvalidTool
-from toolbus.parts.budgets.declarations import MAX_NODES, TIMES, TOOL_BYTES, PeerBudgets
+from toolbus.parts.budgets.declarations import MAX_NODES, PeerBudgets
 from toolbus.parts.budgets.loop_share import LoopShare
-from toolbus.protocol.limits import KIB, Limits
+from toolbus.protocol.limits import MIB, Limits
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-ROOM = 256 * KIB
+ROOM = 4 * MIB
 LIMITS = Limits(declared_bytes_per_source=ROOM, declared_bytes=2 * ROOM)
 
 
@@ -48,7 +48,7 @@ def names(bus: Bus) -> set[str]:
 
 @pytest.mark.parametrize("later", [False, True], ids=["at the attach", "registered later"])
 async def test_what_does_not_fit_is_refused_by_name_and_its_neighbours_are_offered(bus: Bus, later: bool) -> None:
-    tools = [tool("first"), *(wide(f"wide{number}", 1000) for number in range(6)), tool("last")]
+    tools = [tool("first"), *(wide(f"wide{number}", 1100) for number in range(6)), tool("last")]
     async with RawPeer(await bus.dropin_address()) as peer:
         attached = await peer.attach("dropin", *(() if later else tools), token="t")
         refused = attached.refused
@@ -62,9 +62,23 @@ async def test_what_does_not_fit_is_refused_by_name_and_its_neighbours_are_offer
     assert (await bus.call("toolbus:this_bus", {"kind": "tool", "name": "first"})).error is None
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [r"^\p{{L}}{number}$", "^[a-z]{{0,100}}{number}$", "^.{{0,100}}{number}$", "^(?=.*x{number})y.*$"],
+    ids=["a class", "counted", "any", "ahead"],
+)
+async def test_what_patterns_compile_to_counts(pattern: str) -> None:
+    async with running_bus(limits=LIMITS) as bus, RawPeer(await bus.dropin_address()) as peer:
+        patterns = [pattern.format(number=number) for number in range(10)]
+        tools = [patterned(f"p{number}", *patterns) for number in range(100)]  # of 100 kB of texts together
+        attached = await peer.attach("dropin", *tools, token="t")
+        assert 1 < len(attached.registered) < 30
+        assert f"declared_bytes_per_source = {ROOM}" in attached.refused[0].error
+
+
 async def test_own_programs_declare_what_they_want(bus: Bus) -> None:
     async with RawPeer(bus.grpc_addresses[0]) as peer:
-        attached = await peer.attach("own", *(wide(f"wide{number}", 1000) for number in range(6)))
+        attached = await peer.attach("own", *(wide(f"wide{number}", 1100) for number in range(6)))
         assert len(attached.registered) == 6
 
 
@@ -121,7 +135,8 @@ class Account:
 
 def fitting(count: int) -> int:
     """Returns how many properties tools may have of which so many just fit."""
-    return (ROOM // count - TOOL_BYTES) // TIMES // len('"a000_000": {"type": "string"}, ') - 4
+    each = NODE_BYTES + SCHEMA_BYTES * len('"a000_000": {"type": "string"}, ')
+    return (ROOM // count - TOOL_BYTES) // each - 4
 
 
 async def test_the_same_tools_may_be_declared_again_and_again() -> None:
@@ -148,9 +163,9 @@ async def test_all_accounts_together_have_a_bound_too() -> None:
     for number in range(2):
         tools = [wide(f"a{number}{each}", fitting(4)) for each in range(4)]
         assert not await account.declare(f"identity {number}", f"s{number}", *tools)
-    assert await account.declare("identity 3", "s3", wide("b", 1500)) == ["b"]
+    assert await account.declare("identity 3", "s3", wide("b", 3000)) == ["b"]
     account.lose("s1")
-    assert not await account.declare("identity 3", "s3", wide("b", 1500))
+    assert not await account.declare("identity 3", "s3", wide("b", 3000))
 
 
 async def test_two_requests_of_one_account_do_not_use_the_same_room() -> None:

@@ -18,6 +18,18 @@ from toolbus.bus.metrics.call_counts import CallCounts
 from toolbus.errors import InvalidTool, LimitExceeded
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, USER_KEYS, Limits, Tool
 
+# What a tool takes in memory, about, in bytes, measured with its compiled schemas: so much, each character of a text
+# and of a schema, each object in a schema, each pattern, and what that compiles to (`ArgumentChecker.compile_cost`).
+TOOL_BYTES, TEXT_BYTES, SCHEMA_BYTES, NODE_BYTES, PATTERN_BYTES, COST_BYTES = 6 * 1024, 4, 10, 500, 20 * 1024, 120
+
+
+def memory_of(tool: Tool, compile_cost: int = 0) -> int:
+    """Returns how much memory a tool takes, about, in bytes."""
+    schemas = tool.parameters_json + tool.output_schema_json
+    texts = TEXT_BYTES * (len(tool.description) + len(tool.metadata_json)) + SCHEMA_BYTES * len(schemas)
+    nodes, patterns = NODE_BYTES * schemas.count("{"), PATTERN_BYTES * schemas.count('"pattern')
+    return TOOL_BYTES + texts + nodes + patterns + COST_BYTES * compile_cost
+
 
 # A *compiled tool* becomes a declaration when a handler registers it. Here, and nowhere else, a tool gets the schema
 # that is listed, exported, hashed and checked: the normal form of what its author declared.
@@ -36,7 +48,11 @@ class CompiledTool:
     @property
     def compile_cost(self) -> int:
         """What the patterns of its schemas took to compile, see `ArgumentChecker`."""
-        return sum(each.compile_cost for each in (self.checker, self.output_checker) if each is not None)
+        return _compile_cost(self)
+
+
+def _compile_cost(tool: CompiledTool | Declaration) -> int:
+    return sum(each.compile_cost for each in (tool.checker, tool.output_checker) if each is not None)
 
 
 def compile_tool(tool: Tool, limits: Limits, *, checks_arguments: bool = True, qualified: bool = False) -> CompiledTool:
@@ -376,6 +392,12 @@ class Entry:
 
     def __repr__(self) -> str:
         return f"<Entry {self.name} of {self.source} role={self.table.role} {self.current!r}>"
+
+    @property
+    def memory(self) -> int:
+        """How much memory the tool takes, about, in bytes."""
+        offered = self.current or self.suspended
+        return memory_of(self.tool, _compile_cost(offered) if offered is not None else 0)
 
     @property
     def tool(self) -> Tool:

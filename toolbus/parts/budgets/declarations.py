@@ -14,7 +14,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from toolbus.bus.access.budgets import Budgets, Declaring
-from toolbus.bus.catalog.entry import CompiledTool, Entry
+from toolbus.bus.catalog.entry import CompiledTool, Entry, memory_of
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.catalog_messages import read_tool
@@ -24,21 +24,13 @@ from toolbus.common.text import quote
 from toolbus.errors import InvalidTool
 from toolbus.parts.budgets.loop_share import MAX_ACCOUNTS, LoopShare
 from toolbus.protocol.limits import Limits
-from toolbus.protocol.tool import Tool
 from toolbus.v1 import tool_pb2 as pb
 
 Answer = TypeVar("Answer")
 CHUNK_BYTES = 32 * 1024  # of declarations that are read before it is the turn of others
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 READ_SHARE, READ_BURST_SECONDS = 0.05, 0.25  # of the time, for the tools of one account; at once, after a rest
-TOOL_BYTES, TIMES = 6 * 1024, 4  # what a tool takes in memory, about: so much, and its texts so many times
 Read = CompiledTool | InvalidTool
-
-
-def declared_bytes(tool: Tool) -> int:
-    """Returns what a tool counts, about."""
-    texts = (tool.parameters_json, tool.output_schema_json, tool.description, tool.metadata_json)
-    return TOOL_BYTES + TIMES * sum(map(len, texts))
 
 
 def no_room(name: str, account: str, limit: str, value: int) -> InvalidTool:
@@ -46,7 +38,7 @@ def no_room(name: str, account: str, limit: str, value: int) -> InvalidTool:
     return InvalidTool(
         [
             f"tool {quote(name)}: with it the tools of {account} would take more memory than the limit {limit} = "
-            f"{value} ({TIMES} times their texts, and {TOOL_BYTES} bytes each): declare fewer or smaller ones"
+            f"{value}, with their schemas and patterns as they are compiled: declare fewer or smaller ones"
         ]
     )
 
@@ -93,11 +85,12 @@ class PeerBudgets(Budgets):
 
     async def _declare(self, declaring: Declaring, work: Callable[[], Answer]) -> Answer:
         read: dict[bytes, Read] = {}
-        for chunk in _chunks(self._with_room(declaring, read)):
+        room = self._room(declaring)
+        for chunk in _chunks(declaring.tools):
             await self._rest(declaring.account)
             await self.share.turn(declaring.account)
             loop = asyncio.get_running_loop()
-            items, seconds = await loop.run_in_executor(self._thread, self._read_all, declaring, chunk)
+            items, seconds = await loop.run_in_executor(self._thread, self._read_all, declaring, chunk, room)
             read.update(items)
             self.share.spent(seconds)
             rested = time.monotonic() - READ_BURST_SECONDS / READ_SHARE
@@ -132,24 +125,18 @@ class PeerBudgets(Budgets):
             raise InvalidTool(found.faults)
         return found or read_tool(message, limits, qualified=qualified, hints_trusted=hints_trusted)
 
-    def _with_room(self, declaring: Declaring, read: dict[bytes, Read]) -> Iterator[pb.Tool]:
-        """Yields the tools that fit; the others are refused."""
+    def _room(self, declaring: Declaring) -> dict[str, int]:
+        """Returns how much memory is left for declared tools, by the name of each limit."""
         limits, account = self._limits, declaring.account
-        names = {message.name for message in declaring.tools}
-        held = self._sum(account, declaring.source, names)
+        held = self._sum(account, declaring.source, {message.name for message in declaring.tools})
         if sum(self._held.values()) > limits.declared_bytes // 2:  # some may have gone since they were summed up
             for each in [each for each in self._held if each != account]:
                 self._sum(each)
-        others = sum(self._held.values()) - self._held.get(account, 0)
-        for message in declaring.tools:
-            size = TIMES * message.ByteSize() + TOOL_BYTES
-            for limit, used in (("declared_bytes_per_source", held), ("declared_bytes", held + others)):
-                if used + size > (value := getattr(limits, limit)):
-                    read[message.SerializeToString()] = no_room(message.name, account, limit, value)
-                    break
-            else:
-                held += size
-                yield message
+        all_held = held + sum(self._held.values()) - self._held.get(account, 0)
+        return {
+            "declared_bytes_per_source": limits.declared_bytes_per_source - held,
+            "declared_bytes": limits.declared_bytes - all_held,
+        }
 
     def _sum(self, account: str, source: str = "", but: Iterable[str] = ()) -> int:
         """Sums up what the tools of an account count, without those of a source that are declared anew."""
@@ -165,17 +152,31 @@ class PeerBudgets(Budgets):
             del self._held[account]
         return held
 
-    def _read_all(self, declaring: Declaring, messages: list[pb.Tool]) -> tuple[dict[bytes, Read], float]:
-        """Reads tools; on the thread. Returns them, and how long that took."""
-        began, read, trusted = time.thread_time(), dict[bytes, Read](), not self._policy.is_untrusted(declaring.source)
+    def _read_all(
+        self, declaring: Declaring, messages: list[pb.Tool], room: dict[str, int]
+    ) -> tuple[dict[bytes, Read], float]:
+        """Reads tools as far as there is room for them; on the thread. Returns them, and how long that took."""
+        began, read = time.thread_time(), dict[bytes, Read]()
         with beside_loop():
             for message in messages:
-                try:
-                    tool: Read = read_tool(message, self._schemas, qualified=declaring.qualified, hints_trusted=trusted)
-                except InvalidTool as fault:
-                    tool = fault
-                read[message.SerializeToString()] = tool
+                read[message.SerializeToString()] = self._read_one(declaring, message, room)
         return read, time.thread_time() - began
+
+    def _read_one(self, declaring: Declaring, message: pb.Tool, room: dict[str, int]) -> Read:
+        trusted = not self._policy.is_untrusted(declaring.source)
+        size = message.ByteSize()  # less than it takes, but known before it is compiled
+        try:
+            if size <= min(room.values()):
+                tool = read_tool(message, self._schemas, qualified=declaring.qualified, hints_trusted=trusted)
+                size = memory_of(tool.tool, tool.compile_cost)
+        except InvalidTool as fault:
+            return fault
+        for limit, left in room.items():
+            if size > left:
+                return no_room(message.name, declaring.account, limit, getattr(self._limits, limit))
+        for limit in room:
+            room[limit] -= size
+        return tool
 
 
 def _chunks(messages: Iterable[pb.Tool]) -> Iterator[list[pb.Tool]]:
@@ -193,5 +194,4 @@ def _chunks(messages: Iterable[pb.Tool]) -> Iterator[list[pb.Tool]]:
 
 def _size(entry: Entry) -> int:
     """Returns what an entry counts: a tool for all roles has one in each table."""
-    tool = entry.tool
-    return declared_bytes(tool) if entry.table.role is None or tool.role else 0
+    return entry.memory if entry.table.role is None or entry.tool.role else 0

@@ -18,9 +18,9 @@ from toolbus.parts.mcp.client.mount import MountTimings
 from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.parts.mcp.client.transport import PAUSE, SLICE_SECONDS, StdioTransport
 from toolbus.parts.mcp.server.room import McpServerRoom
-from toolbus.protocol.limits import KIB, Limits
+from toolbus.protocol.limits import MIB, Limits
 
-ROOM = 256 * KIB
+ROOM = 3 * MIB
 
 
 def wide(name: str, properties: int) -> dict[str, Any]:

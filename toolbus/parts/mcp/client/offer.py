@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from toolbus.bus.catalog.entry import CompiledTool, compile_tool
+from toolbus.bus.catalog.entry import CompiledTool, compile_tool, memory_of
 from toolbus.bus.catalog.schema import compile_output_schema, compile_schema
 from toolbus.bus.core import Core
 from toolbus.bus.storage.database import checksum_of, time_bytes
@@ -322,7 +322,6 @@ def _read_peer(written: Mapping[str, Any]) -> ServerInfo | None:
 # -- declarations as tools of the bus ----------------------------------------------------------------------------------
 
 MAX_TOOLS = 10_000  # of one mount
-TOOL_BYTES, TIMES = 6 * 1024, 4  # what a tool takes in memory, about: so much, and its text so many times
 READ_SHARE, READ_BURST_SECONDS = 0.05, 0.25  # of the time for the tools of one mount; at once
 _HASH_DIGITS = 8  # in a name that replaces the server's
 _READ_BY_MODELS = ("title", "description")
@@ -461,8 +460,13 @@ def _read_tool(
                 except InvalidTool as fault:
                     item = fault
             canonical = pins.canonical(declaration) if text else ""
-            known = ReadTool(digest, declaration, canonical, TOOL_BYTES + TIMES * len(text), item)
+            known = ReadTool(digest, declaration, canonical, _memory_of(item) + len(text), item)
         return known, time.thread_time() - began
+
+
+def _memory_of(item: Item | None) -> int:
+    """Returns what a tool takes in memory, about, in bytes; of what is refused nothing is kept."""
+    return memory_of(item[0].tool, item[0].compile_cost) if isinstance(item, tuple) else 0
 
 
 def _item(item: Item | None) -> tuple[CompiledTool, tuple[str, ...]] | None:
