@@ -13,7 +13,7 @@ from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
 from toolbus.bus.gateway.remote_access import LOCAL_ONLY, RULES
 
 SECURITY = TEXTS["docs/about/security.md"]
-_ATTACKERS = table(SECURITY, "| attacker | protection |")
+_ATTACKERS = table(SECURITY, "| attacker | test |")
 _TEST = re.compile(r"\[`(test_\w+)`\]\(\.\./\.\./([\w/.]+)\)")
 
 
@@ -37,7 +37,7 @@ def test_the_page_names_the_paths_of_this_machine_only() -> None:
 
 @pytest.mark.parametrize("row", _ATTACKERS, ids=[row[0] for row in _ATTACKERS])
 def test_the_protection_against_each_attacker_has_a_test_that_exists(row: list[str]) -> None:
-    named = _TEST.findall(row[2])
+    named = _TEST.findall(row[1])
     assert named
     for test, file in named:
         assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE), test
