@@ -57,8 +57,8 @@ class Limits:
     schema_nodes: int = 10_000
     pattern_cost: int = 150_000
     description_bytes: int = 16 * KIB
-    declared_bytes: int = 160 * MIB
-    declared_bytes_per_source: int = 40 * MIB
+    declared_bytes: int = 128 * MIB
+    declared_bytes_per_source: int = 32 * MIB
     tools: int = 100_000
     tools_per_role: int = 250_000
     unconfigured_roles: int = 100

@@ -535,6 +535,7 @@ class SqliteDriver(Driver):
                 )
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # see `tidy`
+            connection.execute(f"PRAGMA journal_size_limit = {CHECKPOINT_BYTES}")
             self._file.migrate(connection)
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except BaseException:

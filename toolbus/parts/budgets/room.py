@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from toolbus.bus.core import Core, Room
 from toolbus.parts.budgets.connections import QuietConnections
 from toolbus.parts.budgets.declarations import PeerBudgets
+from toolbus.parts.budgets.free_memory import FreeMemory
 from toolbus.parts.budgets.loop_share import LoopShare
 
-LOOK_SECONDS = 2.0  # between two looks at the connections
+LOOK_SECONDS = 2.0  # between two looks at the connections and at the memory
 
 
 class BudgetsRoom(Room):
@@ -29,13 +30,15 @@ class BudgetsRoom(Room):
         self._looks: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begins to look at the connections."""
+        """Begins to look at connections and memory."""
         self._looks = asyncio.create_task(self._look(), name="toolbus connections")
 
     async def _look(self) -> None:
+        memory = FreeMemory()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await asyncio.to_thread(self._connections.look)
+            await asyncio.to_thread(memory.release)
 
     def _own_calls(self) -> bool:
         """Tells whether a program of this machine, which is not guarded, has called lately."""
