@@ -53,6 +53,7 @@ def test_the_table_of_states_has_every_state() -> None:
             MountState.RESTARTING,
             MountState.STOPPED,
             MountState.NEEDS_LOGIN,
+            MountState.OFFLINE,
             MountState.FAILED,
         )
     ]

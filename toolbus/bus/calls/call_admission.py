@@ -16,7 +16,7 @@ from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.calls.call import Call, Caller, PolicySubject
 from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.call_records import only_reads
-from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid, must_fit
+from toolbus.bus.calls.refusals import AWAY_SECONDS, MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid, must_fit
 from toolbus.bus.catalog.argument_repair import (
     ABSENT,
     WHOLE_TEXT,
@@ -171,9 +171,10 @@ class CallAdmission:
             if denial is not None:  # otherwise the caller would retry in vain
                 return Refused(Code.PERMISSION_DENIED, denial)
             why = f" ({entry.last_error})" if entry.last_error else ""
-            return Refused(
-                Code.UNAVAILABLE, f"tool {name!r} is offline{why}: its plugin may reconnect", retry_safe=True
-            )
+            text, hint = f"tool {name!r} is offline{why}: its plugin may reconnect", 0.0
+            if any(handler.kind == "mount" for handler in entry.handlers()):  # a bus that is away, perhaps for long
+                text, hint = f"tool {name!r} is offline{why}", AWAY_SECONDS
+            return Refused(Code.UNAVAILABLE, text, retry_safe=True, retry_after_seconds=hint)
         source, scopes = self._policy.withdrawn_from(name), caller.principal.identity.scopes
         if source is not None and (scopes is None or scopes.reaches_name(name, source)):
             return Refused(

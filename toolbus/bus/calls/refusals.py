@@ -20,6 +20,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 MAX_RETRY_SECONDS = 86_400.0  # of a tool's own hint when to retry: a day
 RETRY_SECONDS = 0.05  # the hint when to retry at a full handler: about as long as a call takes
+AWAY_SECONDS = 60.0  # the hint for a tool of another bus that is away: its caller learns it now, and does not wait
 MAX_TOOLS_SHOWN = 20  # names of known tools in the error for an unknown one
 
 

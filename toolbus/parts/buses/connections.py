@@ -453,6 +453,11 @@ class HostConnections(Connections):
         return self.used is not None and self.used.calls.connected
 
     @property
+    def no_bus_reason(self) -> str:
+        """Why no bus answers; "" while one does, or before the first look."""
+        return self._lobby.no_bus_reason
+
+    @property
     def unfinished(self) -> int:
         """The number of calls whose callers still wait."""
         return self._lobby.unfinished + len(self._lost) + sum(each.calls.unfinished for each in self.each)

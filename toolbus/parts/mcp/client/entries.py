@@ -1,9 +1,9 @@
-"""Defines one configured mount, an MCP server whose tools the bus offers, and reads it from the common JSON.
+"""Defines one configured mount, an MCP server or a bus whose tools the bus offers, and reads it from the common JSON.
 
-The form is that of the MCP clients' own files: `command`, `args`, `env`, `cwd`, or `url` and `headers`. Keys that only
-this bus has are under `"toolbus"`. Restrictions in the words of other clients fail closed: a key that looks like one is
-read, or its entry is refused with the key's name. A server would otherwise start, or offer a tool, that its owner has
-forbidden. Nothing here opens a file or starts a process.
+The form is that of the MCP clients' own files: `command`, `args`, `env`, `cwd`, or `url` and `headers`. A bus has
+`bus`, `credential` and `token`. Keys that only this bus has are under `"toolbus"`. Restrictions in the words of other
+clients fail closed: a key that looks like one is read, or its entry is refused with the key's name. A server would
+otherwise start, or offer a tool, that its owner has forbidden. Nothing here opens a file or starts a process.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from toolbus.common.text import dump_json, quote
 from toolbus.errors import SetupError
 from toolbus.processes.child_environment import VARIABLE_NAME
 from toolbus.protocol.tool import MAX_LEVEL, MAX_ROLE, MAX_TIMEOUT_SECONDS
+from toolbus.sdk.bus_address import written_address
 
 MOUNT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)  # a source; listed names are `MOUNT:TOOL`
 RESERVED = ("toolbus", "dropin")  # sources of the bus itself
 PINS = ("warn", "block")
 ERAS = ("auto", "legacy", "modern")
 DEFAULT_IN_FLIGHT = 8  # calls that a server on pipes gets at once: most run one after the other
+BUS_IN_FLIGHT = 256  # calls that a bus gets at once, as from any host
 MAX_IN_FLIGHT = 10_000
 MAX_RATE = 100_000.0  # calls a second
 MAX_IDLE_SECONDS = 86_400.0
@@ -62,7 +64,7 @@ class OAuthClient:
 
 @dataclass(frozen=True, slots=True)
 class MountEntry:
-    """One configured mount. Either `command` or `url` is set.
+    """One configured mount. One of `command`, `url` and `bus` is set.
 
     A file's texts may hold secrets, so a `repr` shows the name only.
 
@@ -73,6 +75,10 @@ class MountEntry:
         cwd: where the program starts; None: the directory of the user.
         url: of a server over HTTP.
         headers: of each request to it.
+        bus: the address of a bus, or of several, as hosts have it.
+        credential: the file of the credential for it; "" for none.
+        token: for it, of a bound source; "" for none.
+        transit: whether tools that came to it from other buses are offered too.
         allow: globs of tools that are offered; empty: all of them.
         deny: globs of tools that are not offered, allowed or not.
         role: the role that the tools are for; None: all.
@@ -103,6 +109,10 @@ class MountEntry:
     cwd: Path | None = field(default=None, repr=False)
     url: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    bus: str = field(default="", repr=False)
+    credential: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    transit: bool = field(default=False, repr=False)
     allow: tuple[str, ...] = field(default=(), repr=False)
     deny: tuple[str, ...] = field(default=(), repr=False)
     role: str | None = field(default=None, repr=False)
@@ -130,11 +140,14 @@ class MountEntry:
                 f"mount name {quote(self.name)} cannot be used: take 1 to 64 of [A-Za-z0-9_.-], other than "
                 f"{' and '.join(RESERVED)}"
             )
-        if bool(self.command) == bool(self.url):
+        ways = [way for way in ("command", "url", "bus") if getattr(self, way)]
+        if len(ways) != 1:
+            given = f"both {' and '.join(ways)}" if ways else "neither command nor url nor bus"
             raise SetupError(
-                f"mount {self.name} has {'both command and url' if self.url else 'neither command nor url'}: "
-                "give a command for a server on this machine, or the url of one elsewhere"
+                f"mount {self.name} has {given}: give a command for a server on this machine, the url of one "
+                "elsewhere, or the address of a bus"
             )
+        self._check_bus()
         if not self.is_per_user and self.oauth is not None:
             raise SetupError(f'mount {self.name} has oauth, which only the tokens of users need: add "login": "user"')
         if self.is_per_user and any(name.lower() == "authorization" for name in self.headers):
@@ -143,12 +156,25 @@ class MountEntry:
                 "remove one of them"
             )
         if not self.command_digest:
-            object.__setattr__(self, "command_digest", digest_of_command(self.command, self.args, self.url))
+            where = self.url or self.bus
+            object.__setattr__(self, "command_digest", digest_of_command(self.command, self.args, where))
+
+    def _check_bus(self) -> None:
+        """Checks that only a bus has what only a bus reads, and a bus nothing else."""
+        of_bus = [key for key in ("credential", "token", "transit") if getattr(self, key)]
+        if not self.bus and of_bus:
+            raise SetupError(f'mount {self.name} has {" and ".join(of_bus)}, which go with "bus": remove them')
+        keys = ("args", "env", "cwd", "headers", "login", "oauth", "instructions", "idle_seconds")
+        others = [key for key in keys if getattr(self, key)] + ["era"] * (self.era != "auto")
+        if self.bus and others:
+            raise SetupError(f'mount {self.name} has {" and ".join(others)}, which do not go with "bus": remove them')
+        if self.bus:
+            written_address(self.bus)
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is reached over HTTP."""
-        return bool(self.url)
+        """Whether it runs elsewhere, and is not started by this bus."""
+        return not self.command
 
     @property
     def is_per_user(self) -> bool:
@@ -190,6 +216,8 @@ def read_entry(
     fields = at.record(ENTRY_KEYS)
     _check_type(fields, at.place)
     ours = fields.pop("toolbus", {})
+    if "bus" in fields:
+        ours.setdefault("max_in_flight", BUS_IN_FLIGHT)
     fields.pop("type", None)
     rules = read_restrictions(reader, name, ENTRY_KEYS)
     if rules.only is not None and ours.get("allow"):
@@ -205,7 +233,8 @@ def read_entry(
         if key.loc[-2:-1] == ("toolbus",) and looks_restrictive(str(key.loc[-1])):
             raise SetupError(f"{at.place}: unknown key {key}, which looks like a restriction: correct or remove it")
         notices.append(f"{at.place}: {_IGNORED.get(str(key.loc[-1]), f'unknown key {key}')}: it is ignored")
-    written = digest_of_command(fields.get("command", ""), fields.get("args", ()), fields.get("url", ""))
+    where = fields.get("url", "") or fields.get("bus", "")
+    written = digest_of_command(fields.get("command", ""), fields.get("args", ()), where)
     resolved = {key: _resolve(value, f"{at.place}: {key}", environment) for key, value in fields.items()}
     if "cwd" in resolved:
         resolved["cwd"] = _directory(resolved["cwd"], at.place)
@@ -410,6 +439,7 @@ OWN_KEYS: Keys = {
     "rate": ("rate", lambda reader: reader.number(0, MAX_RATE)),
     "timeout_seconds": ("timeout_seconds", lambda reader: reader.number(0, MAX_TIMEOUT_SECONDS)),
     "eager": ("eager", Reader.flag),
+    "transit": ("transit", Reader.flag),
     "idle_seconds": ("idle_seconds", lambda reader: reader.number(0, MAX_IDLE_SECONDS)),
     "era": ("era", lambda reader: reader.choice(ERAS)),
     "pin": ("pin", lambda reader: reader.choice(PINS)),
@@ -428,6 +458,9 @@ ENTRY_KEYS: Keys = {
     "cwd": ("cwd", Reader.text),
     "url": ("url", _secret),
     "headers": ("headers", _headers),
+    "bus": ("bus", _secret),
+    "credential": ("credential", Reader.text),
+    "token": ("token", _secret),
     "disabled": ("disabled", Reader.flag),
     "toolbus": ("toolbus", lambda reader: reader.record(OWN_KEYS, snake_case)),
 }

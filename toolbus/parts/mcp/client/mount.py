@@ -50,6 +50,7 @@ class MountState(Enum):
     STARTING = "starting"  # its server is installed, started, or listing its tools
     LIVE = "live"
     DEGRADED = "degraded"  # live, but not all its tools are offered
+    OFFLINE = "offline"  # the bus that it stands for does not answer
     RESTARTING = "restarting"  # its server died and is started again
     NEEDS_LOGIN = "needs login"
     STOPPED = "stopped"  # its server does not run; a call starts it

@@ -152,6 +152,10 @@ class Mounts:
         launcher = None if entry.is_remote else self._launchers.setdefault(Path(entry.command).name, asyncio.Lock())
         open_transport = partial(self._open_remote if entry.is_remote else self._open_program, entry)
         options: Any = {"first_start": launcher, "on_state": self._state_changed, "timings": self._timings}
+        if entry.bus:
+            from toolbus.parts.mcp.client.bus_mount import BusMount  # the SDK, which other mounts do not need
+
+            return BusMount(entry, open_transport, self._manifest, self._core, **options)
         if not entry.is_per_user:
             return Mount(entry, open_transport, self._manifest, self._core, **options)
         open_for = self._opener_for_users(entry)

@@ -35,8 +35,8 @@ from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.features import MountFeatures
 from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages.headers import marked
-from toolbus.parts.mcp.messages.hops import only_path, why_refused
-from toolbus.parts.mcp.messages.tools import METADATA_KEY, read_declaration
+from toolbus.parts.mcp.messages.hops import only_path, path_of, why_refused
+from toolbus.parts.mcp.messages.tools import METADATA_KEY, read_declaration, with_native
 from toolbus.parts.pins import pins
 from toolbus.parts.pins.pins import Fingerprints, earlier_fingerprints, tool_subject
 from toolbus.protocol.json_schema import SchemaFault
@@ -196,9 +196,12 @@ class MountOffer:
         self._announce()
 
     def take_offline(self, why: str) -> None:
-        """Takes the tools offline; they hold their places for the grace period."""
+        """Takes the tools offline; they hold their places for the grace period, those of a bus until it is back."""
         self._offered = None
-        self._core.catalog.registry.lose(self._handler, why, time.monotonic())
+        if self._entry.bus:
+            self._core.catalog.registry.suspend((self._handler,), why)
+        else:
+            self._core.catalog.registry.lose(self._handler, why, time.monotonic())
         self._all_features.remove(self._entry.name)
         self._announce()
 
@@ -232,13 +235,17 @@ class MountOffer:
                 self._all_features.changed("prompts" if kind == "prompts" else "resources")
 
     def _without_circles(self, lists: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """Returns the lists without what came through this bus, or through too many."""
+        """Returns the lists without what came through this bus, or through too many, or is not the other bus's own."""
+        own_ids = self._all_features.bus_id, self._core.sessions.presence.handshake.boot_id
         refused: dict[str, list[str]] = {}  # what is left out, by the reason
         kept: dict[str, list[Any]] = {}
         for kind, entries in lists.items():
             kept[kind] = []
             for each in entries:
-                if why := why_refused(each, self._all_features.bus_id):
+                why = why_refused(each, *own_ids)
+                if not why and self._entry.bus and not self._entry.transit and len(path_of(each)) > 1:
+                    why = 'came to it from another bus: mount that one, or set "transit"'
+                if why:
                     shown = next((str(each[key]) for key in _NAMING if key in each), "?")
                     refused.setdefault(why, []).append(shown)
                 else:
@@ -402,7 +409,7 @@ def tools_of(
             )
             continue
         try:
-            if ours in names:
+            if ours in names and not entry.bus:  # a bus lists a name once for each role that has a tool of its own
                 raise InvalidTool([f"tool {quote(theirs)} is declared twice: the first one is offered"])
             if ours in broken:
                 declaration = {key: value for key, value in declaration.items() if key != "outputSchema"}
@@ -519,6 +526,8 @@ def _compile(
         if visible != dict(declaration):
             notices.append("its texts have invisible or direction-changing characters, which are written as [U+…]")
         tool = read_declaration(visible, name)
+        if entry.bus:
+            tool = with_native(tool, visible)
         tool, dropped = _within(tool, declaration, limits)
         # The size limits of the wire apply too.
         tool = replace(Tool.from_wire(tool.to_wire(), limits), **_overrides(entry, tool))
@@ -536,10 +545,10 @@ def _compile(
 
 def _overrides(entry: MountEntry, tool: Tool) -> dict[str, Any]:
     return {
-        "role": entry.role,
-        "min_level": entry.min_level,
+        "role": entry.role or tool.role,
+        "min_level": max(entry.min_level, tool.min_level),
         "timeout_seconds": entry.timeout_seconds or tool.timeout_seconds,
-        "hints_trusted": entry.trust_hints,
+        "hints_trusted": entry.trust_hints or (bool(entry.bus) and tool.hints_trusted),
         "no_defaults": True,  # which arguments a server gets is between it and the model
     }
 

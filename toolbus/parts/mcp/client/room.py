@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from toolbus.bus.access.identity import principal_of
 from toolbus.bus.audit import Audit
+from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.core import Core, Room
 from toolbus.bus.keys.keyring import Changed
 from toolbus.bus.rooms.gateway_room import GatewayRoom
@@ -218,8 +219,8 @@ class MountTools:
 
     @llm_tool(
         name="mounts",
-        description="Shows the mounted MCP servers: state with reason and how to fix it, tools, process, changes that "
-        "wait for an approval.",
+        description="Shows the mounted MCP servers and buses: state with reason and how to fix it, tools, process, "
+        "changes that wait for an approval.",
         read_only=True,
     )
     def show_mounts(self, name: str = "") -> dict[str, Any]:
@@ -239,6 +240,18 @@ class MountTools:
             "notices": list(self.configured.notices),
             "errors": dict(self.configured.errors),
         }
+
+    def explain(self, entry: Entry) -> Iterable[tuple[str, bool | None, str]]:
+        """Yields which bus decides about calls of a mounted bus's tool, and whether it answers."""
+        mount = self._mounts.get(entry.source) if self._mounts is not None else None
+        if mount is not None and mount.entry.bus:
+            theirs = mount.offer.declared.server_names.get(entry.bare_name, entry.bare_name)
+            state = mount.reason if mount.state.value == "offline" else mount.state.value
+            yield (
+                "other bus",
+                None,
+                f"{state}; it decides too: `toolbus explain {theirs} --bus {mount.entry.bus}` says what",
+            )
 
     # -- approvals ---------------------------------------------------------------------------------------------------
 
@@ -381,8 +394,8 @@ def _tool(mount: Mount, name: str, known: dict[str, pins.Pinned]) -> dict[str, A
 
 
 def _target(entry: MountEntry) -> str:
-    """Returns the command or URL of a server, without arguments and query, which may be secret."""
-    if not entry.is_remote:
-        return entry.command
+    """Returns the command or URL of a server, without arguments and query, which may be secret; a bus's address."""
+    if not entry.url:
+        return entry.command or entry.bus
     parts = urlsplit(entry.url)
     return f"{parts.scheme}://{parts.netloc}{parts.path}"

@@ -25,7 +25,7 @@ import typer
 
 from toolbus.bus.storage.store import LOCK, Store
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusOption, BusTarget, JsonOption, with_host
+from toolbus.cli.bus_client import BusTarget, JsonOption, with_host
 from toolbus.cli.data_directory import DataDirOption
 from toolbus.cli.help_text import epilog
 from toolbus.common.reader import Reader
@@ -79,8 +79,10 @@ def show_mounted(
             terminal.print_note(line)
         how = f"`toolbus mounts logs {name}` shows why, `toolbus unmount {name}` removes it"
         if remote and mount["state"] != "needs login":
+            option = "--url" if mount["target"].startswith("http") else "--bus"
             how = (
-                f"start it or correct --url with --replace; the bus goes on trying; `toolbus unmount {name}` removes it"
+                f"start it or correct {option} with --replace; the bus goes on trying; `toolbus unmount {name}` "
+                "removes it"
             )
         terminal.fail(f"mount {name} is written, but its server is not ready ({mount['state']}): {how}")
 
@@ -315,6 +317,7 @@ EPILOG = epilog(
         "toolbus mounts add docs --url https://example.com/mcp --header 'Authorization: Bearer ${DOCS_TOKEN}'",
         "toolbus mounts add tracker --url https://example.com/mcp --login",
         "toolbus mounts add tracker --url https://example.com/mcp --user-login",
+        "toolbus mounts add north --bus mtls:north.internal:48931 --credential north.toolbus",
         "toolbus mounts add --import claude-desktop",
         "toolbus mounts add --import .vscode/mcp.json --yes",
     ),
@@ -326,6 +329,9 @@ EPILOG = epilog(
     A server gets HOME, PATH and the like, and what --env names: --env K=V writes the value into the file, --env K has
     the bus take K from its own environment. ${K} in a --header is taken from there too. A server that is named by a
     relative path starts in the current directory, others in the home directory; --dir sets another.
+
+    --bus mounts another bus: its own tools are called over one connection, with user, role and level. The bus that gets
+    them is then that of TOOLBUS_ADDRESS, else that of the data directory.
 
     --import takes over the servers of a file of an MCP client, or of those of a client: claude-desktop, claude-code,
     vscode, cursor. It shows them and asks first.
@@ -384,13 +390,34 @@ def mount(
         str | None,
         typer.Option("--import", metavar="FILE|CLIENT", help="Take over the servers of an MCP client's file."),
     ] = None,
+    credential: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The credential for a bus that is mounted.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The token for it, such as '${NORTH_TOKEN}'.")
+    ] = None,
+    transit: Annotated[
+        bool, typer.Option("--transit", help="Offer also what came to a mounted bus from other buses.")
+    ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a mount of the same name.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before an import.")] = False,
     data_dir: DataDirOption = None,
-    bus: BusOption = None,
+    bus: Annotated[
+        str | None,
+        typer.Option(
+            "--bus",
+            metavar="ADDR",
+            envvar="TOOLBUS_ADDRESS",
+            show_default=False,
+            help="The bus to mount, as hosts write it; with COMMAND, --url or --import the one that gets the mount.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Mount an MCP server: its tools become tools of the bus."""
+    """Mount an MCP server or a bus: its tools become tools of the bus."""
+    mounted = bus if _names_mounted(context, command, url, import_) else None
+    if mounted is not None:
+        bus = os.environ.get("TOOLBUS_ADDRESS")
     target = BusTarget(bus)
     place = _data_directory(data_dir) if bus is None else _directory_of_bus(target, data_dir)
     if import_ is not None:
@@ -400,14 +427,25 @@ def mount(
         return
     if not name:
         terminal.fail("NAME is missing: write `toolbus mount NAME -- COMMAND...`, or --import", terminal.USAGE)
-    ours = {
+    entry: dict[str, Any]
+    ours: dict[str, Any] = {
         "allow": allow, "deny": deny, "eager": eager, "era": era, "pin": pin, "trust_hints": trust_hints,
         "login": PER_USER if user_login else login,
     }  # fmt: skip
-    if url is not None:
+    if mounted is not None:
+        if header or login or user_login or env or directory or era:
+            given = "--header, --login, --user-login, --env, --dir and --era"
+            terminal.fail(f"{given} do not go with a bus: it is no MCP server", terminal.USAGE)
+        entry = _of_bus(name, mounted, credential, token)
+        ours["transit"] = transit
+    elif credential or token or transit:
+        terminal.fail(
+            "--credential, --token and --transit go with --bus ADDR, without COMMAND and --url", terminal.USAGE
+        )
+    elif url is not None:
         if command or env or directory:
             terminal.fail("--url goes with no COMMAND, --env and --dir: it is a server elsewhere", terminal.USAGE)
-        entry: dict[str, Any] = {"type": "http", "url": url}
+        entry = {"type": "http", "url": url}
         if header:
             entry["headers"] = dict(_header(text) for text in header)
     else:
@@ -422,7 +460,8 @@ def mount(
         _add(name, entry, place, replace=replace)
     if login and url is not None:
         _login(name, url, place)
-    show_mounted(name, place, target, remote=url is not None, as_json=as_json, former=former, same=same)
+    remote = url is not None or mounted is not None
+    show_mounted(name, place, target, remote=remote, as_json=as_json, former=former, same=same)
 
 
 def unmount(
@@ -501,6 +540,26 @@ def _of_command(words: Sequence[str], env: Sequence[str], directory: Path | None
             terminal.fail(f"--dir {directory} is not a directory: create it or name another one", terminal.USAGE)
         entry["cwd"] = str(directory.absolute())
     return entry
+
+
+def _names_mounted(context: typer.Context, *others: object) -> bool:
+    """Tells whether --bus names what is mounted: it stands on the command line, and nothing else that could be."""
+    source = context.get_parameter_source("bus")
+    return source is not None and source.name == "COMMANDLINE" and not any(others)
+
+
+def _of_bus(name: str, address: str, credential: Path | None, token: str | None) -> dict[str, Any]:
+    """Returns the entry of a bus; ends the command if its address cannot be used, or not with the credential."""
+    from toolbus.sdk.connection_settings import ConnectionSettings
+    from toolbus.sdk.credential import Credential
+
+    file = credential.expanduser().absolute() if credential is not None else None
+    try:
+        proof = Credential.read(file) if file else None
+        ConnectionSettings(f"bus:{name}", address, token=token or "", credential=proof)
+    except SetupError as error:
+        terminal.fail(str(error).replace("in TOOLBUS_CREDENTIAL", "with --credential"), terminal.USAGE)
+    return {"bus": address, **({"credential": str(file)} if file else {}), **({"token": token} if token else {})}
 
 
 def _is_relative_file(word: str) -> bool:

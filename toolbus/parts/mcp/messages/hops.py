@@ -1,7 +1,8 @@
 """Keeps buses that mount each other from offering the same declaration without end.
 
 Each tool, prompt and resource that a bus lists for MCP clients carries in `_meta` the ids of the buses that it came
-through, that bus last. Servers in between that pass `_meta` on do not break the path, and earlier releases do.
+through, that bus last; a bus that mounts another one over gRPC adds the id of that one's run. Servers in between that
+pass `_meta` on do not break the path, and earlier releases do.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ def only_path(meta: Any) -> dict[str, Any]:
     return {PATH_META: path[: MAX_HOPS + 1]} if path else {}
 
 
-def why_refused(declaration: Any, bus_id: str) -> str:
-    """Returns why a declaration must not be offered by a bus; "" where it may."""
+def why_refused(declaration: Any, *bus_ids: str) -> str:
+    """Returns why a declaration must not be offered by a bus, by all ids that it has; "" where it may."""
     path = path_of(declaration)
-    if bus_id in path:
+    if not path:
+        return ""
+    if any(bus_id in path for bus_id in bus_ids):
         return "came from this bus, or through it, and would go round in a circle"
     if len(path) > MAX_HOPS:
         return f"came through more than {MAX_HOPS} buses: mount one that is nearer to its server"

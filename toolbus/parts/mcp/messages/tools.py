@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from toolbus.common.text import dump_json, parse_json, quote, read_foreign_json
@@ -74,6 +75,32 @@ def read_declaration(declaration: Mapping[str, Any], name: str) -> Tool:
         annotations=Annotations(**{ours: _flag(hints.get(theirs)) for ours, theirs in _HINTS.items()}),
         metadata_json=dump_json({METADATA_KEY: metadata}) if metadata else "",
     )
+
+
+# Fields of `Tool` that a declaration of MCP does not have.
+_NATIVE = (
+    *("role", "min_level", "timeout_seconds", "idle_timeout_seconds", "needs", "no_background", "always_background"),
+    *("allow_repeat", "council_eligible", "inline_available", "direct_reply", "no_repair", "hints_trusted"),
+)
+NATIVE_KEY = "toolbus"  # of a declaration that a bus got from another one: the fields above, the author's metadata
+
+
+def write_native(name: str, tool: Tool, *, hints_trusted: bool) -> Json:
+    """Returns the declaration of another bus's tool, with all that `with_native` reads again."""
+    native = {key: getattr(tool, key) for key in _NATIVE if getattr(tool, key)} | {"hints_trusted": hints_trusted}
+    document = read_foreign_json(tool.metadata_json) if tool.metadata_json else None
+    if isinstance(document, dict):
+        native["metadata"] = {key: value for key, value in document.items() if key != METADATA_KEY}
+    return {**write_declaration(name, tool, tool.parameters), NATIVE_KEY: native}
+
+
+def with_native(tool: Tool, declaration: Mapping[str, Any]) -> Tool:
+    """Returns a tool with what `write_native` wrote beside its declaration."""
+    native = dict(declaration.get(NATIVE_KEY) or {})
+    native["needs"] = tuple(native.get("needs", ()))
+    if metadata := native.pop("metadata", None):
+        native["metadata_json"] = dump_json({**metadata, **(parse_json(tool.metadata_json or "{}"))})
+    return replace(tool, **native)
 
 
 def _hints(annotations: Annotations) -> Json:
