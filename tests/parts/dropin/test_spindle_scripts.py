@@ -130,6 +130,7 @@ async def test_what_an_extension_only_announces_has_a_warning_and_its_tools_work
         answering("spindle.sendToFrontend({}); return 'works'")
         + """
         spindle.registerMacro({ name: 'm' });
+        spindle.toast?.success?.('loaded'); spindle.commands.register([]);
         spindle.on('MESSAGE_SENT', () => {});
         spindle.oauth.onCallback(async () => {});
         spindle.onFrontendMessage(() => {})();
@@ -139,6 +140,8 @@ async def test_what_an_extension_only_announces_has_a_warning_and_its_tools_work
     announced = [problem.reason.partition(" has no effect")[0] for problem in loaded.problems]
     assert announced == [
         "spindle.registerMacro",
+        "spindle.toast.success",
+        "spindle.commands.register",
         'spindle.on("MESSAGE_SENT")',
         "spindle.oauth.onCallback",
         "spindle.onFrontendMessage",

@@ -183,9 +183,10 @@ async def test_the_store_and_the_configuration_are_there_in_the_next_run(tmp_pat
     with loaded(folder) as plugin:
         again: Any = plugin.owner
         assert (await call(plugin, "read_page", {"number": 1})).output == {"text": "Hello, sun"}
-        assert await again.config.dump() == {
-            "diary": {"greeting": "Good evening", "lines": 3, "private": True, "paper": "A5"}
-        }
+        values = await again.config.dump()
+        assert values["diary"] == {"greeting": "Good evening", "lines": 3, "private": True, "paper": "A5"}
+        assert (values["plugin"]["id"], await again.config.get("plugin.id")) == ("my-diary", "my-diary")
+        assert (await again.ctx.get_own_config())["config"]["plugin"] == again.metadata
 
 
 async def test_an_entry_may_be_a_module_of_a_folder_without_a_package(tmp_path: Path) -> None:

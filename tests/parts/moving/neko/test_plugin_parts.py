@@ -264,7 +264,7 @@ async def test_a_plugin_finds_its_folders_and_the_rest_in_itself(plugin: NekoPlu
     assert (tmp_path / "data" / "cache").is_dir()
     assert (plugin.metadata, plugin.storage_dir) == ({"name": "Mine"}, tmp_path / "data")
     assert plugin.runtime_config_path == tmp_path / "plugin.toml"
-    assert await plugin.config.dump() == {"mine": {"n": 1}}
+    assert await plugin.config.dump() == {"plugin": {"name": "Mine"}, "mine": {"n": 1}}
     assert plugin.logger is plugin.ctx.logger is plugin.sdk_logger is plugin.enable_file_logging(log_level="DEBUG")
     assert plugin.setup_logger(suffix="x").logger.name == plugin.logger_component("x") == "toolbus.plugin.mine.x"
     assert (

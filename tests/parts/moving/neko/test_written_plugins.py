@@ -152,12 +152,12 @@ async def test_the_context_has_what_its_protocol_names(tmp_path: Path) -> None:
     async def begin(self, **_):
         ctx = self._host_ctx
         assert ctx is self.ctx and self._plugin_id == 'dice' and ctx.run_id is None
-        assert (await ctx.get_own_config(timeout=2.0))['config'] == {'table': {'sides': 6}}
+        assert (await ctx.get_own_config(timeout=2.0))['config'] == {'plugin': self.metadata, 'table': {'sides': 6}}
         await self.config.set('table.color', 'green')
         await ctx.update_own_config({'table': {'sides': 8}})
         assert (await ctx.get_own_effective_config())['config'] == await self.config.dump()
-        assert await self.config.dump() == {'table': {'sides': 8, 'color': 'green'}}
-        assert (await ctx.get_own_base_config())['config'] == {'table': {'sides': 6}}
+        assert (await self.config.dump())['table'] == {'sides': 8, 'color': 'green'}
+        assert (await ctx.get_own_base_config())['config']['table'] == {'sides': 6}
         assert await ctx.finish(data=1) == 1
         part = await ctx.images.upload(b'GIF8-', timeout=8.0)
         assert part == {'type': 'image', 'data': b'GIF8-', 'mime': 'image/gif'}

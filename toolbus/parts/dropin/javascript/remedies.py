@@ -67,7 +67,9 @@ _SPINDLE_OTHER = (
 )
 
 # Members that announce something, which has no effect here and needs no answer; for Python and JavaScript.
-ANNOUNCES = re.compile(r"spindle\.((register|unregister|update|send|on)[A-Z]\w*|(\w+\.)+(on[A-Z]\w*|register))")
+ANNOUNCES = re.compile(
+    r"spindle\.((register|unregister|update|send|on)[A-Z]\w*|(toast|commands)\.\w+|(\w+\.)+(on[A-Z]\w*|register))"
+)
 _UNDEFINED = re.compile(r"(?:^|: )'?([A-Za-z_$][\w$]*)'? is not defined")
 _ABSENT = re.compile(r"spindle\.(\w+)[\w.]* does not exist here")
 _LOADED = re.compile(r"^(?:Error: )?(?:load|require)\(.*\) does not exist here")

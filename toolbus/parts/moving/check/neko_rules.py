@@ -22,6 +22,7 @@ from toolbus.parts.moving.check.source_file import (
     is_installed,
     keyword,
     schemas,
+    tried,
 )
 from toolbus.parts.moving.neko import entries
 from toolbus.parts.moving.neko.absences import IGNORED, OBJECTS, RAISING
@@ -47,6 +48,7 @@ from toolbus.processes.child_environment import PLUGIN, variables_read_by
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, NAME
 
 _BASES = ("NekoPluginBase", "PluginBase", "PluginRouter")
+_CATCH_ABSENCES = ("Exception", "BaseException", "AttributeError", "NotProvided")  # what an absent attribute raises
 _ONLY_IN_NEKO = {*entries.KINDS, "entry", "event"}  # the last two as plugin.entry and plugin.event
 _LINES = {"type": r"^\s*type\s*=", "id": r"^\s*id\s*=", "entry": r"^\s*entry\s*="}
 _AWAITED = re.compile(r"self\.(store|config)\.[a-z]\w*")
@@ -212,33 +214,34 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
         own = _own_names(cls)
         used = {id(each) for node in ast.walk(cls) for each in _uses(node)}
         known = {*PluginContext.__dataclass_fields__, *_named(source, cls)}
+        caught = tried(cls, _CATCH_ABSENCES)
         yield from _unknown_methods(source, cls, own)
         for node in ast.walk(cls):
             if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
                 continue
+            stops = Effect.DIFFERS if id(node) in caught else Effect.STOPS
+            without = "; the code goes on without it" if id(node) in caught else ""
             owner = dotted(node.value)
             if owner not in ("self", "ctx", "self.ctx") or (owner == "self" and node.attr in own):
                 if owner == "self.config" and node.attr.startswith("profile_"):
                     remedy = "Use self.config.set(path, value), or one plugin.toml for each set."
-                    yield source.finding(node, Effect.STOPS, f"self.config.{node.attr} raises", remedy)
+                    yield source.finding(node, stops, f"self.config.{node.attr} raises{without}", remedy)
                 continue
             shown = f"{owner}.{node.attr}"
             if node.attr in OBJECTS and id(node) not in used:
                 what = f"{shown} raises when it is used: it {RAISING[node.attr].purpose} in N.E.K.O."
                 yield source.finding(node, Effect.DIFFERS, what, RAISING[node.attr].remedy)
             elif node.attr in RAISING:
-                absence = RAISING[node.attr]
-                yield source.finding(
-                    node, Effect.STOPS, f"{shown} raises: it {absence.purpose} in N.E.K.O.", absence.remedy
-                )
+                what = f"{shown} raises: it {RAISING[node.attr].purpose} in N.E.K.O.{without}"
+                yield source.finding(node, stops, what, RAISING[node.attr].remedy)
             elif node.attr in IGNORED:
                 yield source.finding(node, Effect.DIFFERS, f"{shown}() has no effect", IGNORED[node.attr].reason)
             elif node.attr == "push_message":
                 remedy = "Hosts follow with host.notifications()."
                 yield source.finding(node, Effect.NOTE, f"{shown}() reaches hosts as a notification", remedy)
             elif owner != "self" and not hasattr(PluginContext, node.attr) and node.attr not in known:
-                what = f"{shown} does not exist here"
-                yield source.finding(node, Effect.STOPS, what, "Do without it.")
+                what = f"{shown} does not exist here{without}"
+                yield source.finding(node, stops, what, "Do without it.")
             elif node.attr in ("data_path", "cache_path"):
                 what = f"{shown}() is in data/ of the plugin's folder"
                 yield source.finding(node, Effect.NOTE, what, "Copy old files into it.")
@@ -270,12 +273,14 @@ def _unknown_methods(source: SourceFile, cls: ast.ClassDef, own: set[str]) -> It
     if bases not in (["NekoPluginBase"], ["PluginBase"]) or "setattr(" in source.text or "__getattr__" in source.text:
         return
     known = {*own, *_named(source, cls), *dir(NekoPluginBase), *IGNORED, *RAISING}
+    caught = tried(cls, _CATCH_ABSENCES)
     for node in ast.walk(cls):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and dotted(node.func.value) == "self":
             name = node.func.attr
             if name not in known:
+                stops = Effect.DIFFERS if id(node.func) in caught else Effect.STOPS
                 what = f"self.{name}() does not exist here"
-                yield source.finding(node, Effect.STOPS, what, "Write the method, or do without it.")
+                yield source.finding(node, stops, what, "Write the method, or do without it.")
 
 
 def _named(source: SourceFile, cls: ast.ClassDef) -> Iterator[str]:

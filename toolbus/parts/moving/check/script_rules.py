@@ -60,11 +60,36 @@ def missing_names(source: SourceFile, helpers: Sequence[str] = ()) -> Iterator[F
         helpers: the code of the files that share its scope.
     """
     code = code_of(source)
+    tried = spans_tried(code)
     for match in _NAME_USED.finditer(code):
         name = re.sub(r"^new\s+|[^\w$]+$", "", match[0])
         if not any(re.search(_DECLARED.format(re.escape(name)), text) for text in (code, *helpers)):
-            line = line_of(code, match.end() - 1)
-            yield source.finding(line, Effect.STOPS, f"uses {name}, which does not exist here", sentence(NAMES[name]))
+            asks = re.search(rf"\btypeof\s*\(?\s*{re.escape(name)}(?![\w$.])", code) is not None
+            optional = asks or any(match.start() in span for span in tried)
+            what = f"uses {name}, which does not exist here" + "; the code goes on without it" * optional
+            effect = Effect.DIFFERS if optional else Effect.STOPS
+            yield source.finding(line_of(code, match.end() - 1), effect, what, sentence(NAMES[name]))
+
+
+def spans_tried(code: str) -> list[range]:
+    """Returns where the blocks stand whose errors the code catches, and throws none itself then."""
+    spans = []
+    for match in re.finditer(r"\btry\s*\{", code):
+        end = _end_of_block(code, match.end())
+        caught = re.compile(r"\s*catch\b[^{]*\{").match(code, end)
+        if caught and not re.search(r"\bthrow\b", code[caught.end() : _end_of_block(code, caught.end())]):
+            spans.append(range(match.end(), end))
+    return spans
+
+
+def _end_of_block(code: str, start: int) -> int:
+    """Returns the place after the brace that closes a block, from the place after the one that opens it."""
+    depth = 1
+    for match in re.compile(r"[{}]").finditer(code, start):
+        depth += 1 if match[0] == "{" else -1
+        if not depth:
+            return match.end()
+    return len(code)
 
 
 def imports(source: SourceFile) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import enum
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -180,7 +180,7 @@ def _imports(node: ast.AST, optional: bool) -> Iterator[Import]:
     elif isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING"):
         return  # never imported
     elif isinstance(node, ast.Try):
-        caught = optional or any(_catches_imports(handler) for handler in node.handlers)
+        caught = optional or any(_catches(handler, _OPTIONAL) for handler in node.handlers)
         for guarded in node.body:
             yield from _imports(guarded, caught)
         for other in (*node.handlers, *node.orelse, *node.finalbody):
@@ -190,11 +190,26 @@ def _imports(node: ast.AST, optional: bool) -> Iterator[Import]:
             yield from _imports(each, optional)
 
 
-def _catches_imports(handler: ast.ExceptHandler) -> bool:
+def _catches(handler: ast.ExceptHandler, names: Collection[str]) -> bool:
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(dotted(kind) in _OPTIONAL for kind in kinds)
+    return any(dotted(kind) in names for kind in kinds)
+
+
+def tried(tree: ast.AST, names: Collection[str]) -> set[int]:
+    """Returns the ids of the nodes in the body of a ``try`` that catches one of these exceptions and raises nothing."""
+    return {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        and any(
+            _catches(each, names) and not any(isinstance(inner, ast.Raise) for inner in ast.walk(each))
+            for each in node.handlers
+        )
+        for part in node.body
+        for inner in ast.walk(part)
+    }
 
 
 Rule = Callable[[SourceFile], Iterable[Finding]]

@@ -11,7 +11,15 @@ from toolbus.parts.dropin.file_loader import extension_entry
 from toolbus.parts.dropin.javascript.remedies import is_announced, sentence, spindle_remedy
 from toolbus.parts.dropin.manifest import EXTENSION
 from toolbus.parts.dropin.manifest import FILE as MANIFEST
-from toolbus.parts.moving.check.script_rules import bad_names, code_of, imports, line_of, missing_names, parsed
+from toolbus.parts.moving.check.script_rules import (
+    bad_names,
+    code_of,
+    imports,
+    line_of,
+    missing_names,
+    parsed,
+    spans_tried,
+)
 from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile, System
 
 _MEMBER = re.compile(r"(?<![\w$.])spindle\s*(?:\?\.|\.)\s*([\w$]+(?:\s*(?:\?\.|\.)\s*[\w$]+)*)")
@@ -26,6 +34,7 @@ _GRANTED = {  # what works with a grant, by the first part of its name
     "userStorage": ("write", "/a/folder/of/its/own"),
     "enclave": ("secrets", "API_KEY"),
 }
+_NEVER = ("enclave.put", "enclave.delete")  # has no grant
 _TOOLS_ONLY = "Nothing: the tools of the extension work."
 
 
@@ -33,6 +42,7 @@ def _members(source: SourceFile) -> Iterator[Finding]:
     if not _is_entry(source):
         return
     code = code_of(source)
+    tried = spans_tried(code)
     for match in _MEMBER.finditer(code):
         name = re.sub(r"\s|\?", "", match[1])
         line = line_of(code, match.start())
@@ -41,14 +51,16 @@ def _members(source: SourceFile) -> Iterator[Finding]:
             if event is not None and event[1] != "TOOL_INVOCATION":
                 what = f"waits for the event {event[1]}, which never comes"
                 yield source.finding(line, Effect.DIFFERS, what, _TOOLS_ONLY)
-        elif (grant := _GRANTED.get(name.partition(".")[0])) is not None:
+        elif (grant := _GRANTED.get(name.partition(".")[0])) is not None and name not in _NEVER:
             key, value = grant
             yield source.finding(line, Effect.DIFFERS, f"spindle.{name} needs a grant", _grant(source, key, value))
         elif is_announced(f"spindle.{name}"):
             yield source.finding(line, Effect.DIFFERS, f"spindle.{name} has no effect", _TOOLS_ONLY)
         else:
+            optional = any(match.start() in span for span in tried)
+            what = f"spindle.{name} throws an error" + "; the code goes on without it" * optional
             remedy = sentence(spindle_remedy(name.partition(".")[0]))
-            yield source.finding(line, Effect.STOPS, f"spindle.{name} throws an error", remedy)
+            yield source.finding(line, Effect.DIFFERS if optional else Effect.STOPS, what, remedy)
     if not re.search(r"\bregisterTool\b", code):
         yield source.finding(0, Effect.DIFFERS, "registers no tool, so nothing of it is used", "")
 

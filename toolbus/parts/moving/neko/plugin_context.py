@@ -130,9 +130,6 @@ class Images:
         return {"type": "image", "data": bytes(data), "mime": mime or picture_type(bytes(data))}
 
 
-_SECTIONS_OF_THE_PLUGIN = ("plugin", "plugin_runtime", "plugin_state")  # of plugin.toml; the others are configuration
-
-
 @dataclass(eq=False)
 class PluginContext:
     """The `ctx` that `toolbus run` passes to a plugin's constructor. A plugin may replace its attributes.
@@ -237,8 +234,8 @@ class PluginContext:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The sections of plugin.toml that are the plugin's own."""
-        return {key: value for key, value in self.manifest.items() if key not in _SECTIONS_OF_THE_PLUGIN}
+        """The content of plugin.toml, with ``[plugin]``, as N.E.K.O. hands it out."""
+        return dict(self.manifest)
 
     def push_message(self, **message: Any) -> dict[str, Any]:
         """Sends the user a message outside a call, as a notification; returns whether it was accepted."""
