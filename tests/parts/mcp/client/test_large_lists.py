@@ -106,3 +106,11 @@ async def test_lines_that_nobody_asked_for_take_a_part_of_the_loop_only() -> Non
     pauses = [after - before for before, after in zip(inbox.times, inbox.times[1:], strict=False)]
     assert min(pauses) > PAUSE * SLICE_SECONDS
     await until(lambda: not process.held[-1], "the end of the pause")
+
+
+async def test_what_is_no_tool_in_a_list_is_named_and_its_neighbours_are_offered(house: House, tmp_path: Path) -> None:
+    file = tmp_path / "tools"
+    file.write_text(json.dumps([wide("first", 1), None, 5, "text", [], {}, {"name": 7}, wide("last", 1)]))
+    mount = await house.live(f"file={file}")
+    assert {name.removeprefix("small:") for name in house.names()} == {"first", "last"}
+    assert len(mount.offer.declared.left) == 6

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from tests.parts.mcp.client.mount_cases import House, house
 from tests.parts.mcp.client.remote_server import EVENTS, NOT_MODERN, RemoteServer, answer_with, connected, serving
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus.parts.mcp.client.connection import MAX_EMPTY_PAGES, ServerInfo, read_lists
+from toolbus.parts.mcp.client.connection import MAX_EMPTY_PAGES, ServerInfo, name_of_written, read_lists
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.mount import Mount, MountState
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
@@ -278,12 +279,16 @@ class PagedServer:
         self.asked: list[Any] = []
         self._pages = pages
 
-    async def request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def request(self, method: str, params: Mapping[str, Any], *, unread: str) -> dict[str, Any]:
         cursor = params.get("cursor")
         self.asked.append(cursor)
         names, after = self._pages(cursor)
-        page: dict[str, Any] = {"tools": [{"name": name} if name else None for name in names]}
+        page: dict[str, Any] = {unread: [_raw({"name": name} if name else None) for name in names]}
         return page if after is None else {**page, "nextCursor": after}
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 async def listed(pages: Callable[[Any], Page], *, declares: bool = True) -> tuple[list[str], list[Any], str]:
@@ -291,7 +296,7 @@ async def listed(pages: Callable[[Any], Page], *, declares: bool = True) -> tupl
     server: Any = PagedServer(pages)
     peer = ServerInfo(False, "2025-11-25", {"tools": {}} if declares else {}, {})
     listing = await read_lists(server, peer, ("tools",))
-    names = [each["name"] for each in listing.entries["tools"] if each]
+    names = [name for each in listing.entries["tools"] if (name := name_of_written(each))]
     return names, server.asked, "; ".join(listing.notices["tools/list"])
 
 

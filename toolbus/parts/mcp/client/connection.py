@@ -147,6 +147,7 @@ class McpConnection:
         accepts: Collection[str] = (),
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
+        unread: str = "",
     ) -> dict[str, Any]:
         """Makes a request and waits for its result. A cancelled wait cancels the request.
 
@@ -154,6 +155,7 @@ class McpConnection:
             name: for the header `Mcp-Name`.
             accepts: the questions that the caller answers in the middle of it.
             timeout: seconds; None: no limit.
+            unread: a field of the result: the items of its list are returned as they are written, `msgspec.Raw`.
 
         Raises:
             RpcError: the server answered with an error.
@@ -181,7 +183,12 @@ class McpConnection:
             self.cancel(request, "timed out" if isinstance(error, TimeoutError) else "cancelled")
             raise
         try:
-            return msgspec.json.decode(raw, type=dict[str, Any])
+            if not unread:
+                return msgspec.json.decode(raw, type=dict[str, Any])
+            fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+            return {
+                key: _items(value) if key == unread else msgspec.json.decode(value) for key, value in fields.items()
+            }
         except (msgspec.DecodeError, RecursionError) as error:
             text = f"the server answered {method} with a result that cannot be read: {error}"
             raise RpcError(McpCode.INTERNAL, text) from None
@@ -589,6 +596,14 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _items(written: msgspec.Raw) -> Any:
+    """Returns the items of a list as they are written; what is no list is read."""
+    try:
+        return msgspec.json.decode(written, type=list[msgspec.Raw])
+    except msgspec.ValidationError:
+        return msgspec.json.decode(written)
+
+
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
@@ -620,7 +635,8 @@ class ServerLists:
     """What a server lists.
 
     Attributes:
-        entries: by kind, each entry once; a list that the server does not have is empty.
+        entries: by kind, each entry once; a list that the server does not have is empty. Tools are as they are written
+            (`msgspec.Raw`).
         notices: for operators, by method: why a list ends before its server says so, or what it repeats.
     """
 
@@ -676,7 +692,9 @@ async def _read_pages(connection: McpConnection, method: str, key: str) -> tuple
     cursor: object = None
     empty_pages = repeated = 0
     for number in range(1, MAX_PAGES + 1):
-        page = await connection.request(method, {} if cursor is None else {"cursor": cursor})
+        # Megabytes of tools, which would hold the loop and take ten times their size, are read on a thread later.
+        unread = key if key == "tools" else ""
+        page = await connection.request(method, {} if cursor is None else {"cursor": cursor}, unread=unread)
         content = page.get(key)
         content = content if isinstance(content, list) else []
         # Two entries of one page that share a name are told apart later: only pages repeat each other.
@@ -701,7 +719,22 @@ async def _read_pages(connection: McpConnection, method: str, key: str) -> tuple
     return entries[: MAX_ENTRIES + 1], why  # one more, so that the cut is noticed
 
 
+class _Named(msgspec.Struct):
+    name: Any = None
+
+
+def name_of_written(tool: msgspec.Raw) -> Any:
+    """Returns the name of a tool as it is written; None where it has none, or cannot be read."""
+    try:
+        return msgspec.json.decode(tool, type=_Named).name
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
 def _name_of(entry: object) -> str:
     """Returns what tells an entry from others of its list: the name, the URI of a resource, else all of it."""
+    if isinstance(entry, msgspec.Raw):
+        name = name_of_written(entry)
+        return name if isinstance(name, str) else bytes(entry).decode("utf-8", "replace")
     names = [entry.get(each) for each in ("uri", "uriTemplate", "name")] if isinstance(entry, Mapping) else []
     return next((name for name in names if isinstance(name, str)), "") or dump_json(entry)

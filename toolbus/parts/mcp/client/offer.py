@@ -21,6 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from toolbus.bus.catalog.entry import CompiledTool, compile_tool, memory_of
 from toolbus.bus.catalog.schema import compile_output_schema, compile_schema
 from toolbus.bus.core import Core
@@ -30,7 +32,7 @@ from toolbus.common.beside_loop import beside_loop
 from toolbus.common.text import clean_line, dump_json, list_names, mark_unsafe, quote
 from toolbus.errors import InvalidTool
 from toolbus.parts.mcp.client.calls import MountHandler
-from toolbus.parts.mcp.client.connection import ServerInfo, ServerLists
+from toolbus.parts.mcp.client.connection import ServerInfo, ServerLists, name_of_written
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.features import MountFeatures
 from toolbus.parts.mcp.features import features_of
@@ -151,21 +153,23 @@ class MountOffer:
         What a server lists may take seconds to compile, and many times its size in memory.
         """
         limit, held, spent = self._core.config.limits.declared_bytes_per_source, 0, 0.0
+        why = f"the tools before it take what declared_bytes_per_source = {limit} allows: choose some with allow"
         read: dict[bytes, ReadTool] = {}
         beyond: list[Left] = []
         fit: list[Any] = []
-        for declaration in tools:
-            if not isinstance(declaration, dict):
-                fit.append(declaration)
+        for tool in tools:
+            # What has no room as it is written has none as it is compiled, and takes no time to compile.
+            if isinstance(tool, msgspec.Raw) and held + len(bytes(tool)) > limit:
+                beyond.append(Left(str(name_of_written(tool)), why))
                 continue
             each, seconds = await asyncio.to_thread(
-                _read_tool, self._entry, declaration, self._core.config.limits, self._tools
+                _read_tool, self._entry, tool, self._core.config.limits, self._tools
             )
+            if not isinstance(each, ReadTool):
+                fit.append(each)
+                continue
             if held + each.size > limit:
-                why = (
-                    f"the tools before it take what declared_bytes_per_source = {limit} allows: choose some with allow"
-                )
-                beyond.append(Left(str(declaration.get("name")), why))
+                beyond.append(Left(str(each.declaration.get("name")), why))
                 continue
             held += each.size
             read[each.digest] = each
@@ -447,11 +451,19 @@ class ReadTool:
 
 
 def _read_tool(
-    entry: MountEntry, declaration: dict[str, Any], limits: Limits, before: Mapping[bytes, ReadTool]
-) -> tuple[ReadTool, float]:
-    """Reads a tool, or returns the same one as before; and how long that took."""
+    entry: MountEntry, tool: Any, limits: Limits, before: Mapping[bytes, ReadTool]
+) -> tuple[ReadTool | Any, float]:
+    """Reads a tool, or returns the same one as before; what is no object stays as it is. And how long that took."""
     began = time.thread_time()
     with beside_loop():
+        declaration = tool
+        if isinstance(tool, msgspec.Raw):
+            try:
+                declaration = msgspec.json.decode(tool)
+            except (msgspec.DecodeError, RecursionError) as fault:
+                declaration = f"{bytes(tool)[:100]!r}, which cannot be read: {fault}"
+        if not isinstance(declaration, dict):
+            return declaration, time.thread_time() - began
         try:
             text = json.dumps(declaration, sort_keys=True)
         except (ValueError, RecursionError):  # `_compile` says what is wrong with it
