@@ -129,6 +129,13 @@ def test_tools_that_are_gone_and_files_that_are_none_are_told(calls_file: Path, 
     assert (both.returncode, "leave out --bus" in both.stderr) == (2, True)
 
 
+def test_a_plugin_is_played_on_a_bus_of_its_own_wherever_other_commands_find_theirs(
+    calls_file: Path, tmp_path: Path
+) -> None:
+    (plugin := tmp_path / "weather.py").write_text(OLD, "utf-8")
+    assert toolbus("replay", calls_file, plugin, TOOLBUS_ADDRESS="127.0.0.1:1").returncode == 0
+
+
 def test_a_recording_goes_on_when_the_bus_is_restarted_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     file = tmp_path / "calls.jsonl"
     address = f"unix:{tmp_path}/b.sock"

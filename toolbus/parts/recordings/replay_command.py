@@ -57,6 +57,7 @@ CALLS_SHOWN = 5  # calls of one tool whose differences are printed
 
 
 def replay(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `toolbus record` has written.")],
     paths: Annotated[list[Path] | None, typer.Argument(metavar="[PATH]...", help="Plugins: files or folders.")] = None,
     bus: BusOption = None,
@@ -72,7 +73,8 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Play recorded calls against another build of a plugin."""
-    if paths and bus:
+    source = context.get_parameter_source("bus")
+    if paths and source is not None and source.name == "COMMANDLINE":  # not TOOLBUS_ADDRESS, which other commands need
         terminal.fail("PATH runs plugins on a bus of their own: leave out --bus, or PATH", terminal.USAGE)
     try:
         calls = read_recording(file)
