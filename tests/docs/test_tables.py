@@ -177,6 +177,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
         "tripwire": "synchronet",
         "adopt_roles": "first-use",
         "name_owner": "first",
+        "record_errors": "never",
         "traces": "http://127.0.0.1:1",
         "trace_ratio": "0.5",
     }

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, within
+from toolbus import Plugin
 from toolbus.errors import InvalidRequest
 from toolbus.processes.output_tail import MAX_ENDED, MAX_LINES, TAIL_BYTES, OutputTails
 from toolbus.processes.supervisor import PluginReport, ReportKind
+from toolbus.testing import running_bus
 
 
 def _tails(*texts: str, tail_bytes: int = TAIL_BYTES) -> OutputTails:
@@ -112,3 +114,17 @@ def test_plugins_that_have_ended_are_forgotten_beyond_a_bound_the_first_ones_fir
     assert names[-1] == f"old#{MAX_ENDED + 19}"
     with pytest.raises(InvalidRequest, match="no plugin 'old#0' here; there are: p, "):
         tails.find("old#0")
+
+
+async def test_a_plugin_is_known_by_the_source_as_which_it_logged_that_it_attached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "toolbus")
+    async with running_bus() as bus, Plugin("weather.north-2", address=bus.grpc_addresses[0]) as plugin:
+        plugin.tool(name="sun")(lambda: "up")
+        await within(plugin.ready())
+    logged = [f"{each.levelname} {each.name}: {each.getMessage()}" for each in caplog.records]
+    (row,) = _tails("not attached to anything as x, y", *logged).described()
+    assert row["attached_as"] == "weather.north-2"
+    (row,) = _tails("not attached to anything as x, y").described()
+    assert row["attached_as"] == ""

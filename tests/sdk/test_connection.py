@@ -11,7 +11,7 @@ import pytest
 
 from tests.sdk.connection_cases import add, free_address, plugin_with
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
-from tests.support.waiting import Stopwatch, within
+from tests.support.waiting import Stopwatch, until, within
 from toolbus.errors import (
     AlreadyAttached,
     InvalidRequest,
@@ -219,3 +219,12 @@ async def test_a_drain_for_shutdown_brings_the_peer_back_and_a_requested_one_doe
             await within(plugin.ended())
         assert drains == ["shutdown", "requested"]
         assert bus.streams == 2
+
+
+async def test_a_plugin_at_the_http_port_of_a_bus_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        running_bus(http="127.0.0.1:0") as bus,
+        Plugin("weather", address=str(bus.http_address)),
+    ):
+        text = f"the server at {bus.http_address} speaks HTTP, not gRPC: give the bus's gRPC address"
+        await within(until(lambda: text in caplog.text, "the reason"))

@@ -341,6 +341,13 @@ class Config:
         "the records of calls hold arguments and outputs, shortened and without secrets",
         option=Option("Record arguments and outputs of the newest calls, shortened and without secrets."),
     )
+    record_errors: str = setting(
+        "own",
+        TEXT,
+        "the records of failed calls hold the texts of errors, which may repeat arguments: `always`, `never`, or "
+        "`own`, on a bus that only programs of its own user reach",
+        check=one_of("own", "always", "never"),
+    )
     metrics: bool = setting(True, FLAG, "counts the calls of each tool and serves [`/metrics`](../start/metrics.md)")
     metrics_tools: int = setting(
         200,
@@ -452,6 +459,12 @@ class Config:
     def needs_keys(self) -> bool:
         """Whether it listens where each request needs a key."""
         return self.https is not None or any(_split_secure(address)[0] for address in self.grpc)
+
+    @property
+    def records_errors(self) -> bool:
+        """Whether texts of errors are recorded."""
+        is_own = not self.needs_keys and self.neighbours == DEFAULT_NEIGHBOURS
+        return self.record_errors == "always" or (self.record_errors == "own" and is_own)
 
     @property
     def keys_dir(self) -> Path | None:

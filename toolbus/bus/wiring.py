@@ -131,7 +131,8 @@ class Bus(EmbeddedBus):
         limits = config.limits
         registry = _registry(config)
         self.policy = Policy(frozenset(config.silenced), config.permissions, config.guarded, config.generation)
-        self.records = CallRecords(contents=config.record_contents, began=time.time() - time.monotonic())
+        contents, texts = config.record_contents, config.records_errors
+        self.records = CallRecords(contents=contents, texts=texts, began=time.time() - time.monotonic())
         self._metrics = CallMetrics(config.metrics_tools, counts=config.metrics)
         self._sweeps = SweepTimer(self._metrics.sweeps)
         dispatcher = self._dispatcher(config, registry, timings)

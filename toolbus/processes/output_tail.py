@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 import sys
 import time
 from collections import deque
@@ -28,6 +29,8 @@ MAX_ENDED = 50  # ended plugins whose output stays: drop-in tools get a new name
 MAX_WAIT_SECONDS = 60.0
 BATCH_SECONDS = 0.05  # between the next line and the answer, so that a follower reads batches
 _LINE_COST = 120  # bytes that a line takes in addition to its text
+
+_ATTACHED = re.compile(r" attached to the bus at \S+ as ([^\s,]+),")  # what a Python plugin logs
 
 _STATES = {
     ReportKind.STARTED: "running",
@@ -51,6 +54,7 @@ class PluginTail:
         since: when the state began, in seconds since the epoch.
         last_exit: how its last process ended, as text; "" before the first end.
         number: of the newest line, from 1; events count as lines.
+        attached_as: the source as which it last logged that it has attached; "" for none.
     """
 
     name: str
@@ -60,6 +64,7 @@ class PluginTail:
     since: float = field(default_factory=time.time)
     last_exit: str = ""
     number: int = 0
+    attached_as: str = ""
     _lines: deque[_Line] = field(default_factory=deque)
     _bytes: int = 0
 
@@ -68,6 +73,8 @@ class PluginTail:
         if report.kind is not ReportKind.OUTPUT:
             self._set_state(report)
         text = report.text
+        if " attached to " in text and (attached := _ATTACHED.search(text)):
+            self.attached_as = attached[1]
         size = sys.getsizeof(text) + _LINE_COST
         self._lines.append((time.time(), report.stream or report.kind.value, text, size))
         self._bytes += size
@@ -101,6 +108,7 @@ class PluginTail:
             "last_exit": keep_colours(self.last_exit),
             "lines": len(self._lines),
             "next": self.number,
+            "attached_as": self.attached_as,
         }
 
     def read(self, lines: int, since: int = -1) -> dict[str, Any]:

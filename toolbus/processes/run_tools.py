@@ -87,6 +87,7 @@ class RunTools:
             self.source,
             address=address or None,
             credential=credential,
+            token=secrets.token_hex(16),  # no other peer may attach as this source
             qualified=True,
             max_in_flight=MAX_IN_FLIGHT,
         )

@@ -83,9 +83,15 @@ class AttemptEnd:
     @property
     def unexplained(self) -> bool:
         """Whether a server is there, and grpc does not know why it ended the connection."""
-        if self.code != "UNAVAILABLE" or self.seconds >= 0:
+        if self.seconds >= 0:
             return False
-        return "refused" not in self.text and any(word in self.text for word in _UNEXPLAINED)
+        if "http1.x server" in self.text:  # an HTTP port, whatever the code
+            return True
+        return (
+            self.code == "UNAVAILABLE"
+            and "refused" not in self.text
+            and any(word in self.text for word in _UNEXPLAINED)
+        )
 
 
 class Attempt:

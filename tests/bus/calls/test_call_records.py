@@ -248,16 +248,16 @@ def test_a_failed_call_says_how_far_it_got_and_which_limit_it_met() -> None:
     }
 
 
-def test_a_message_that_could_repeat_contents_is_recorded_only_where_contents_are() -> None:
-    for contents in (False, True):
+def test_a_message_that_could_repeat_contents_is_recorded_only_where_texts_of_errors_are() -> None:
+    for texts in (False, True):
         core, host, plugin = one_call()
-        core.records.contents = contents
+        core.records.texts = texts
         core.call(host, "t")
         plugin.hand_over()
         core.answer(plugin, is_error=True, error=pb.CallError(message="the city of 4711"))
         failure = next(iter(core.records)).failure
         assert failure is not None
-        assert failure.message == ("the city of 4711" if contents else "")
+        assert failure.message == ("the city of 4711" if texts else "")
 
 
 def test_a_refused_call_is_recorded_with_its_reason() -> None:

@@ -179,3 +179,19 @@ def test_wrong_usage_ends_with_2_and_says_what_is_wrong(options: Sequence[str], 
 def test_the_list_has_every_rule() -> None:
     shown = toolbus("conformance", "--list").stdout
     assert all(rule in shown for rule in rules())
+
+
+def test_one_cause_is_shown_once_with_the_first_lines_of_the_program(tmp_path: Path) -> None:
+    texts = {path.name: path.read_text() for path in (ROOT / "clients" / "python").glob("*.py")}
+    told = "import sys\nprint('the wrong table is read', file=sys.stderr, flush=True)\n"
+    for name, text in texts.items():
+        begun = text.replace("\nimport ", f"\n{told}import ", 1) if name == "conformance.py" else text
+        (tmp_path / name).write_text(begun.replace('"conformance"', '"another"'))
+    done = toolbus(
+        "dev", "conformance", "--rules", "CALL-5,CALL-7", "--", sys.executable, str(tmp_path / "conformance.py")
+    )
+    assert done.returncode == 1
+    rows = [line.split(maxsplit=3) for line in done.stdout.splitlines() if line.startswith("CALL-7 ")]
+    assert [row[3] for row in rows] == ["as CALL-5"]
+    assert "CALL-5 and 1 more: attach.source: expected" in done.stdout
+    assert done.stdout.count("    the wrong table is read") == 1

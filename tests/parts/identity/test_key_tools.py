@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ async def test_the_list_names_identities_and_keys_and_no_secret(keys: KeysDirect
     text = json.dumps(answer)
     assert made["token"] not in text
     assert "sha256" not in text
+
+
+async def test_the_list_says_when_the_certificates_of_the_bus_expire(keys: KeysDirectory) -> None:
+    keys.add("chat")
+    async with running_bus(data_dir=keys.folder) as bus:
+        ends = (await bus.call("toolbus:keys", {})).output["certificates"]
+        (keys.path / "server.pem").unlink()
+        assert (await bus.call("toolbus:keys", {})).output["certificates"] == {}
+    assert 0 < ends["server"] - time.time() < ends["root"] - time.time()
 
 
 async def test_a_revoked_credential_is_no_longer_in_force(keys: KeysDirectory) -> None:

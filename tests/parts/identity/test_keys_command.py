@@ -78,7 +78,7 @@ def test_each_kind_of_identity_starts_with_its_scopes(made: Keys) -> None:
         assert answer["name"] == name
         assert answer["file"] == f"{name}.toolbus"
     identities = as_json(made("list", "--json"))["identities"]
-    assert identities["weather"] == {"attach": ["weather*"], "offer": ["*"]}
+    assert identities["weather"] == {"attach": ["weather*", "run.*"], "offer": ["*"]}
     assert identities["ann"]["administer"] == ["*"]
     assert identities["eye"]["in_flight"] == 0
 

@@ -151,7 +151,7 @@ def test_follow_prints_how_many_calls_it_lost(words: tuple[str, ...], tmp_path: 
     async def call_often(address: str) -> None:
         async with Host(address) as host:
             for _ in range(ended // 100):
-                await asyncio.gather(*(host.call("toolbus:permissions") for _ in range(100)))
+                await asyncio.gather(*(host.call("toolbus:list_tasks") for _ in range(100)))
 
     with (
         start_grpc_bus(tmp_path, "--ephemeral") as serving,
@@ -162,13 +162,13 @@ def test_follow_prints_how_many_calls_it_lost(words: tuple[str, ...], tmp_path: 
         asyncio.run(call_often(address_of(serving)))
         following.send(signal.SIGCONT)
         until_sync(lambda: _told_and_lost(following) == ended, "every call, or its loss")
-    assert following.out.count("toolbus:permissions") < ended
+    assert following.out.count("toolbus:list_tasks") < ended
 
 
 def _told_and_lost(following: Running) -> int:
     """Returns for how many calls of permissions a follower printed a line, or that they are lost."""
     lost = re.findall(r'"lost":(\d+)', following.out) + re.findall(r"toolbus: (\d+) calls lost", following.err)
-    return following.out.count("toolbus:permissions") + sum(int(count) for count in lost)
+    return following.out.count("toolbus:list_tasks") + sum(int(count) for count in lost)
 
 
 def test_a_bus_ends_although_a_command_follows_its_calls(tmp_path: Path) -> None:
@@ -226,32 +226,32 @@ async def test_a_follower_gets_the_calls_that_ended_where_another_runs_until_the
 @pytest.mark.parametrize("contents", [False, True])
 async def test_requests_for_records_are_not_recorded_and_evict_none(contents: bool) -> None:
     async with running_bus(record_contents=contents) as bus:
-        await bus.call("toolbus:permissions")
+        await bus.call("toolbus:list_tasks")
         for _ in range(MAX_RECORDS + 1):
             await bus.call("toolbus:calls", {"limit": 0})
         for request in ({}, {"since": 0, "wait_seconds": 0.05}):
             assert [each["name"] for each in (await bus.call("toolbus:calls", request)).output] == [
-                "toolbus:permissions"
+                "toolbus:list_tasks"
             ]
         assert (await bus.call("toolbus:calls", {"since": 1})).output == []
         assert (await bus.call("toolbus:calls", {"name": "toolbus:calls"})).output == []
         assert (await bus.call("toolbus:stats")).output["outcomes"] == {"OK": 1}
         assert (await bus.call("toolbus:calls", {"limit": "x"})).error is not None
         assert [(record.number, record.name) for record in bus.records] == [
-            *((2, "toolbus:calls"), (1, "toolbus:permissions"))  # a refused request is recorded
+            *((2, "toolbus:calls"), (1, "toolbus:list_tasks"))  # a refused request is recorded
         ]
 
 
 async def test_a_number_of_an_earlier_bus_returns_all_records() -> None:
     async with running_bus() as bus:
-        await bus.call("toolbus:permissions")
+        await bus.call("toolbus:list_tasks")
         found = (await bus.call("toolbus:calls", {"since": 1000})).output
         assert [each["number"] for each in found] == [1]
 
 
 def test_contents_of_a_bus_that_records_none_are_a_note(tmp_path: Path) -> None:
     with start_grpc_bus(tmp_path, "--ephemeral") as serving:
-        toolbus("call", "toolbus:permissions", "--bus", address_of(serving))
+        toolbus("call", "toolbus:list_tasks", "--bus", address_of(serving))
         ended = toolbus("calls", "--contents", "--bus", address_of(serving))
     assert ended.returncode == 0
     assert "--record-contents" in ended.stderr

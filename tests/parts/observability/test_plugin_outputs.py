@@ -257,7 +257,7 @@ async def test_what_a_supervisor_makes_up_has_the_types_that_readers_expect() ->
         table = (await bus.call("toolbus:plugin_logs")).output["plugins"]
         assert [(row["plugin"], row["since"], row["pid"]) for row in table] == [("", 0.0, 0), ("p", 0.0, 0)]
         assert {tuple(row) for row in table} == {
-            ("plugin", "state", "pid", "restarts", "since", "last_exit", "lines", "next", "source")
+            ("plugin", "state", "pid", "restarts", "since", "last_exit", "lines", "next", "attached_as", "source")
         }
         answer = (await bus.call("toolbus:plugin_logs", {"plugin": "p"})).output
         assert answer["lines"] == [{"number": 0, "at": 0.0, "stream": "", "text": ""}]

@@ -162,7 +162,7 @@ class CallObserver:
             repairs_of(arguments_json),
             parent.id if parent is not None else "",
             trace.trace_id if trace is not None else "",
-            failure=failure_of(error, contents=contents) if error is not None else None,
+            failure=failure_of(error, texts=self.records.texts) if error is not None else None,
             notes=notes_of(arguments_json),
         )
         row = (
@@ -216,7 +216,7 @@ class CallObserver:
     def call_failed(self, caller: Caller, call_id: str, name: str, error: CallError, now: float) -> None:
         """Records a call that met a fault of the bus before it was sent."""
         self._count_unsent(name, "", error.code, now)
-        more = More(failure=failure_of(error, contents=False))
+        more = More(failure=failure_of(error, texts=False))
         names = (call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source)
         self.records.add((*names, now, now, error.code, 0, 0, None, "", more))
 
@@ -267,7 +267,7 @@ class CallObserver:
     def _refusal_record(self, refused: Refused, arguments_json: str) -> More:
         contents = self.records.contents
         if refused.record is None:  # one refusal may serve many calls
-            refused.record = More(failure=failure_of(refused.error, contents=contents))
+            refused.record = More(failure=failure_of(refused.error, texts=self.records.texts))
         return refused.record._replace(content=content_of(arguments_json, "")) if contents else refused.record
 
 

@@ -131,11 +131,11 @@ MAX_MESSAGE = 500  # characters of the message of a failure
 READERS = frozenset(
     (
         *("all_tasks", "approvals", "calls", "digest", "keys", "plugin_logs", "plugins", "slow_calls", "stats"),
-        *("tail", "this_bus", "record_calls", "held_calls"),
+        *("tail", "this_bus", "record_calls", "held_calls", "permissions", "explain", "log_level", "mounts"),
     )
 )
 CODES = frozenset((*Code, INPUT_REQUIRED))
-# Codes whose messages may repeat arguments or outputs: they are recorded as contents are.
+# Codes whose messages may repeat arguments or outputs.
 _REVEALING = frozenset((Code.TOOL, Code.INVALID_ARGUMENTS))
 
 Origin: TypeAlias = tuple[str, int, int]
@@ -149,7 +149,7 @@ class Failure:
     """How a call failed.
 
     Attributes:
-        message: for people; "" where it could repeat arguments or an output, unless the bus records these.
+        message: for people; "" where it could repeat arguments or an output, unless the bus records texts of errors.
         stage: how far the call had got.
         retry_safe: whether a retry repeats nothing.
         limit: the name of the limit that was exceeded, "" for none.
@@ -303,15 +303,15 @@ def content_of(arguments_json: str, output_json: str) -> Content:
     return redacted(arguments_json, MAX_CONTENT), redacted(output_json, MAX_CONTENT)
 
 
-def failure_of(error: CallError, *, contents: bool) -> Failure:
+def failure_of(error: CallError, *, texts: bool) -> Failure:
     """Returns an error as a record has it.
 
     Args:
-        contents: whether arguments and outputs are recorded.
+        texts: whether messages that may repeat arguments or outputs are recorded.
     """
     limit, value = error.limit or ("", 0.0)
     message = (
-        shorten(redacted(error.message, MAX_CONTENT), MAX_MESSAGE) if contents or error.code not in _REVEALING else ""
+        shorten(redacted(error.message, MAX_CONTENT), MAX_MESSAGE) if texts or error.code not in _REVEALING else ""
     )
     return Failure(message, error.stage, error.retry_safe, shorten(limit, MAX_TEXT), value)
 
@@ -395,16 +395,20 @@ class CallRecords:
     Args:
         limit: how many are stored.
         contents: whether arguments and outputs are recorded too.
+        texts: whether all messages of errors are, also those that may repeat arguments or outputs.
         began: added to times of the bus's clock, makes them seconds since the epoch.
     """
 
-    def __init__(self, limit: int = MAX_RECORDS, *, contents: bool = False, began: float = 0.0) -> None:
+    def __init__(
+        self, limit: int = MAX_RECORDS, *, contents: bool = False, texts: bool = False, began: float = 0.0
+    ) -> None:
         # Tuples, not records: on the hot path one costs 50 ns instead of 1.2 µs.
         self._rows: deque[Row] = deque(maxlen=limit)
         self._append: Callable[[Row], None] = self._rows.append
         self.keep: Callable[[Row], None] = self._append  # `add` without the count, once per frame by the caller
         self._on_next: list[Callable[[], object]] = []  # called at the next record
         self.contents = contents
+        self.texts = texts or contents
         self.began = began
         self.outcomes: Counter[int] = Counter()  # calls ended, by code; 0 is success, an unknown one INTERNAL
         self.late = 0  # results that came after their call had ended for its caller

@@ -7,7 +7,8 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,7 @@ EPILOG = epilog(
 NO_VERDICT = 3
 TERMINATED = 143  # as a shell shows SIGTERM
 RUN_VARIABLE = "TOOLBUS_CONFORMANCE_RUN"  # marks the processes of one run: none outlives it, however it ends
+MAX_CAUSES = 5  # that people see; the report has all
 TRACED_LINES = 15  # that people see of a trace; the report has all
 
 
@@ -171,10 +173,14 @@ def _print(outcome: ClientOutcome, *, trace: bool) -> None:
         terminal.print_note(f"the client {outcome.why}; its last lines were:")
         terminal.print_lines("\n".join(outcome.stderr) or "(none)", sys.stderr)
         return
+    first_of: dict[str, Judged] = {}  # by cause
+    for each in outcome.judged:
+        if each.verdict is RuleVerdict.BROKEN:
+            first_of.setdefault(each.cause, each)
     rows = [
         (each.rule.id, each.rule.level, "stale", "kept: take it out of the file of --known")
         if each.stale
-        else (each.rule.id, each.rule.level, each.verdict.value, each.why or each.rule.says)
+        else (each.rule.id, each.rule.level, each.verdict.value, _what(each, first_of.get(each.cause, each)))
         for each in outcome.judged
     ]
     wrong = [each for each in outcome.judged if each.stale or each.verdict is not RuleVerdict.KEPT]
@@ -183,10 +189,28 @@ def _print(outcome: ClientOutcome, *, trace: bool) -> None:
         for each in wrong:
             _print_trace(each)
     elif not outcome.kept:
+        _print_causes([each for each in outcome.judged if each.verdict is RuleVerdict.BROKEN])
         terminal.print_note("--trace shows what was exchanged; --rules ID plays a rule alone")
     for role, count in counts(outcome).items():
         if sum(count.values()):
             terminal.print_lines(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in count.items())}")
+
+
+def _what(judged: Judged, first: Judged) -> str:
+    return f"as {first.rule.id}" if judged.why and judged is not first else judged.why or judged.rule.says
+
+
+def _print_causes(broken: Sequence[Judged]) -> None:
+    """Prints what the client wrote in a scenario of each cause, for those that break most rules."""
+    numbers = Counter(each.cause for each in broken)
+    for cause, number in numbers.most_common(MAX_CAUSES):
+        first = next(each for each in broken if each.cause == cause)
+        rules = first.rule.id if number == 1 else f"{first.rule.id} and {number - 1} more"
+        terminal.print_lines(f"{rules}: {cause}")
+        for line in first.played.first_lines or ("(the client wrote nothing)",):
+            terminal.print_lines(f"    {line}")
+    if len(numbers) > MAX_CAUSES:
+        terminal.print_note(f"{len(numbers) - MAX_CAUSES} more causes: --json FILE has all of them")
 
 
 def _print_trace(judged: Judged) -> None:

@@ -111,6 +111,7 @@ class Played:
         tools: the names of the tools that it offered.
         trace: the messages in both directions, newest last.
         stderr: the client's last lines.
+        first_lines: its first ones.
         starved: whether this process did not get enough processor time to measure.
         about: the output of the client's tool `about`, if the scenario called it.
     """
@@ -123,6 +124,7 @@ class Played:
     tools: Sequence[str]
     trace: Sequence[str]
     stderr: Sequence[str]
+    first_lines: Sequence[str]
     seconds: float
     starved: bool
     about: Mapping[str, Any]
@@ -179,6 +181,7 @@ class Player:
             tools=sorted(self._stage.tools),
             trace=tuple(self._stage.trace.lines),
             stderr=tuple(self._stage.client.lines)[-STDERR_LINES:],
+            first_lines=tuple(self._stage.client.first_lines),
             seconds=time.monotonic() - began,
             starved=starved,
             about=json.loads(self._stage.bindings.get("about", "{}")),

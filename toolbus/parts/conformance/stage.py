@@ -18,6 +18,7 @@ from toolbus.parts.conformance.script import Scenario
 from toolbus.parts.conformance.scripted_bus import Arrived, ClientStream, Line, Transcript
 
 MAX_LINES = 200
+FIRST_LINES = 8
 LINE_BYTES = 1 << 20
 
 
@@ -25,12 +26,14 @@ class ClientProcess:
     """One process of the client under test, in a group of its own, which `stop` kills with its children.
 
     Attributes:
-        lines: the last lines of its output and its errors, in the order in which they came.
+        first_lines: the first lines of its output and its errors, which often say what is wrong with a program.
+        lines: the last ones, in the order in which they came.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._changed = asyncio.Condition()
+        self.first_lines: list[str] = []
         self.lines: deque[str] = deque(maxlen=MAX_LINES)
         self.exited = asyncio.create_task(process.wait())
         self._reading = asyncio.create_task(self._read())
@@ -86,7 +89,10 @@ class ClientProcess:
             if not line:
                 return
             async with self._changed:
-                self.lines.append(line.decode(errors="replace").rstrip())
+                text = line.decode(errors="replace").rstrip()
+                if len(self.first_lines) < FIRST_LINES:
+                    self.first_lines.append(text)
+                self.lines.append(text)
                 self._changed.notify_all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -12,6 +13,7 @@ from toolbus.parts.conformance.player import Played, Player
 from toolbus.parts.conformance.script import ROLES, ProtocolRule, Scenario, rules, scenarios
 from toolbus.parts.conformance.stream_verbs import BASIC_TOOLS
 
+_STEP = re.compile(r"step \d+ \(\w+\): ")
 OTHER_ROLE = "the client's tool about does not name this role among its roles"
 REPLAYS = 2  # of a scenario that failed while this process did not get the processor
 ABOUT = Scenario(
@@ -49,6 +51,11 @@ class Judged:
     why: str
     played: Played
     stale: bool = False
+
+    @property
+    def cause(self) -> str:
+        """The reason without the scenario and its step: rules that one fault of the client breaks have the same."""
+        return _STEP.sub("", self.why.removeprefix(f"{self.played.scenario.name}, "))
 
 
 @dataclass(frozen=True, slots=True)

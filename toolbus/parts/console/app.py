@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import random
 import re
 import secrets
@@ -387,6 +388,7 @@ class ConsoleApp:
         scopes = identity.scopes
         return {
             "identity": identity.name,
+            "expires": None if math.isinf(identity.expires) else identity.expires,
             "administer": ["*"] if scopes is None else sorted(scopes.administer),
             "version": VERSION,
             "bus_id": self._bus_id,

@@ -210,6 +210,7 @@ class Readings:
             "late": core.calls.records.late,
             "loop_lag": round(core.program.stalls.lag, 6),
             "settings_age": None if (age := core.program.store.age) is None else round(age, 1),
+            "records_errors": core.calls.records.texts,
             "total": total,
             "total_failed": failed,
         }

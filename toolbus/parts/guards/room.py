@@ -29,7 +29,7 @@ class GuardsRoom(Room):
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the tools by which operators decide."""
-        return [self.held_calls, self.decide_call] if self._approvals.rules else []
+        return [self.held_calls, self.decide_call]
 
     @llm_tool(description="Shows the calls that wait for an operator's approval.", read_only=True, allow_repeat=True)
     async def held_calls(self) -> list[dict[str, Any]]:

@@ -305,14 +305,18 @@ def _credential_request(name: str, out: Path | None, days: float, address: str |
 
 
 def _scopes(name: str, pattern: str, kind: Any) -> Scopes:
-    """Returns the scopes of a new identity. A host attaches under its name, or the names that SDK and commands use."""
+    """Returns the scopes of a new identity.
+
+    A host attaches under its name, or the names that SDK and commands use; a plugin's key is for its `toolbus run` too.
+    """
     from dataclasses import replace
 
     from toolbus.bus.access.identity import Globs
+    from toolbus.bus.catalog.entry import RUN_SOURCES
     from toolbus.parts.identity.scope_texts import template
 
     if pattern:
-        return template("plugin", pattern)
+        return replace(template("plugin", pattern), attach=Globs(dict.fromkeys((pattern, f"{RUN_SOURCES}*"))))
     if kind == "host":
         return replace(template("host"), attach=Globs([name, f"{name}:*", "host:*", SOURCE]))
     return template(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 from toolbus.bus.access.identity import principal_of
 from toolbus.bus.audit import Audit
 from toolbus.bus.core import Core, Room
-from toolbus.bus.keys.keys_file import FILE, parse_keys
+from toolbus.bus.keys.keys_file import CA, FILE, SERVER, parse_keys
 from toolbus.bus.keys.private_files import read_private
-from toolbus.errors import InvalidRequest
+from toolbus.errors import InvalidRequest, SetupError
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import llm_tool
 from toolbus.parts.identity.settings import IssuerSettings
@@ -43,7 +44,8 @@ class KeyTools:
     async def keys(self) -> dict[str, Any]:
         """Lists identities and keys; never a token or a private key, which the bus does not have.
 
-        A bus without keys answers with empty lists, and with a `note` on how to make some.
+        `certificates` says when the `server`'s own one and the newest `root` expire, in seconds since the epoch. A bus
+        without keys answers with empty lists, and with a `note` on how to make some.
         """
         if self._directory is None:
             return {"identities": {}, "keys": [], "note": _NO_DIRECTORY}
@@ -51,7 +53,9 @@ class KeyTools:
         if not path.exists():
             return {"identities": {}, "keys": [], "note": f"{path} does not exist: {_MAKE}"}
         file = await asyncio.to_thread(lambda: parse_keys(read_private(path)[0], str(path)))
+        ends = await asyncio.to_thread(_certificates, self._directory)
         return {
+            "certificates": ends,
             "identities": {name: scopes.as_table() for name, scopes in file.identities.items()},
             "keys": [key.described(time.time()) for key in file.keys.values()],
         }
@@ -75,6 +79,21 @@ class KeyTools:
         )
 
         return [key.id for key in KeyStore(self._directory).revoke(name)]
+
+
+def _certificates(directory: Path) -> dict[str, float]:
+    """Returns when the certificates of a bus expire, as far as they can be read here. Blocks."""
+    try:
+        from cryptography import x509
+    except ImportError:  # the extra `keys`, which a bus need not have
+        return {}
+    ends = {}
+    with contextlib.suppress(OSError, SetupError, ValueError):
+        server = x509.load_pem_x509_certificate(read_private(directory / SERVER)[0])
+        ends["server"] = server.not_valid_after_utc.timestamp()
+        roots = x509.load_pem_x509_certificates(read_private(directory / CA)[0])
+        ends["root"] = max(root.not_valid_after_utc.timestamp() for root in roots)
+    return ends
 
 
 class CertificateRenewal:

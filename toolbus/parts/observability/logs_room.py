@@ -151,6 +151,7 @@ MAX_ROWS = 1_000  # of one supervisor
 MAX_NUMBER = 1e11  # of its numbers: counts, process ids, and seconds since the epoch, which have to be a date
 # The fields of a supervisor's answers, with the default where one is missing or of another type.
 _ROW = {"plugin": "", "state": "", "pid": 0, "restarts": 0, "since": 0.0, "last_exit": "", "lines": 0, "next": 0}
+_ROW |= {"attached_as": ""}
 _LINE = {"number": 0, "at": 0.0, "stream": "", "text": ""}
 _ANSWER = {"lost": 0, "next": 0}
 
@@ -323,12 +324,14 @@ class LogsRoom(Room):
         self._outputs = PluginOutputs(core.catalog.registry, self._call, self._own)
         self._levels = LogLevels(_later)
         self._explainer = Explainer(core)
+        self._texts: Timer | None = None  # ends the recording of errors' texts; None where an operator began none
         self._draining = asyncio.Event()  # set once the bus shuts down
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools of this room."""
         levels, explain = self.log_level, self._explainer.explain
-        return [self.plugin_logs, self.plugin_restart, self.plugin_stop, levels, self.slow_calls, explain]
+        acts = (self.plugin_restart, self.plugin_stop, self.record_errors)
+        return [self.plugin_logs, *acts, levels, self.slow_calls, explain]
 
     def routes(self) -> Iterable[str]:
         """Names the endpoint of records."""
@@ -345,6 +348,7 @@ class LogsRoom(Room):
     async def stop(self) -> None:
         """Restores the levels that were changed."""
         self._levels.close()
+        self._end_texts()
 
     def _own(self) -> Iterator[OwnOutput]:
         yield from self.core.rooms.providers(OwnOutput)
@@ -430,6 +434,33 @@ class LogsRoom(Room):
             with self.core.audit.operation("log.level", principal_of(scope), target=logger, why=what):
                 self._levels.set(logger, level, seconds)
         return self._levels.show()
+
+    @llm_tool(
+        description="Records the texts of errors for a while, which may repeat arguments, where the configuration "
+        "does not record them anyway."
+    )
+    async def record_errors(self, scope: ToolScope, seconds: float = DEFAULT_SECONDS) -> dict[str, Any]:
+        """Begins to record, or sets another end.
+
+        Args:
+            seconds: how long, 86,400 at the most; 0 ends it.
+
+        The answer is `recorded`, whether they are recorded now, and `seconds` until that ends (0: it stays so).
+        """
+        if not 0.0 <= seconds <= MAX_SECONDS:
+            raise InvalidRequest(f"seconds is {seconds:g}, it must be from 0 to {MAX_SECONDS:g}")
+        records = self.core.calls.records
+        with self.core.audit.operation("calls.record", principal_of(scope), target="errors", why=f"for {seconds:g} s"):
+            self._end_texts()
+            lasts = seconds if not records.texts else 0.0
+            if lasts:
+                records.texts, self._texts = True, _later(lasts, self._end_texts)
+        return {"recorded": records.texts, "seconds": lasts}
+
+    def _end_texts(self) -> None:
+        if self._texts is not None:
+            self._texts.cancel()
+            self._texts, self.core.calls.records.texts = None, False
 
     @llm_tool(
         description="Shows the slowest calls of the last hour, slowest first: those above slow_seconds.",

@@ -10,7 +10,7 @@ from tests.browser.chromium import Page
 from tests.parts.console.page.world import World
 
 # Route → a text of the page that stands there once its data have come.
-PAGES = ("sources", "tools", "calls", "errors", "logs", "permissions", "tasks", "council", "bus")
+PAGES = ("overview", "sources", "tools", "calls", "errors", "logs", "permissions", "tasks", "council", "bus")
 MAX_ROWS = 60
 MIN_CONTRAST = 4.5  # WCAG 2.1, AA
 

@@ -52,6 +52,7 @@ class Shot:
 
 
 SHOTS = (
+    Shot("overview", "overview"),
     Shot("sources", "sources", "billing"),
     Shot("tools", "tools?sort=calls", "plan_trip"),
     Shot("calls", "calls", "plan_trip"),
@@ -61,6 +62,7 @@ SHOTS = (
     Shot("tasks", "tasks", "running"),
     Shot("council", "council", "Mira"),
     Shot("bus", "bus"),
+    Shot("phone-overview", "overview", phone=True),
     Shot("phone-tools", "tools", phone=True),
     Shot("phone-call", "calls", "plan_trip", phone=True),
     Shot("empty", "tools", empty=True),

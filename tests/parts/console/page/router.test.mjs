@@ -16,7 +16,7 @@ test("an address gives back the state that made it", () => {
 });
 
 test("an empty address is the first page, and a lone % does not break one", () => {
-  assert.equal(parseRoute("").page, "sources");
+  assert.equal(parseRoute("").page, "overview");
   assert.deepEqual(parseRoute("#/tools/100%").parts, ["100%"]);
 });
 
@@ -34,5 +34,5 @@ test("the back button leads to what was typed into the filter, however soon a ro
   refine({ q: "a" });
   refine({ q: "ab" });
   go("tools", ["s", "abc"], { q: "ab" });
-  assert.deepEqual(written, [["in place", "#/sources?q=ab"], ["anew", "#/tools/s/abc?q=ab"]]);
+  assert.deepEqual(written, [["in place", "#/overview?q=ab"], ["anew", "#/tools/s/abc?q=ab"]]);
 });

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.parts.console.page.vendor import IMPORT, MODULES, PAGE, VENDOR, sha256
 from tests.parts.mcp.official.suite import NODE, node_environment
+from toolbus.parts.identity.authority import RENEW_BEFORE_DAYS
 
 TESTS = Path(__file__).parent
 MAX_ZIPPED = 150_000  # bytes that the page may add to the wheel
@@ -72,3 +73,8 @@ def test_the_modules_do_what_their_own_tests_say() -> None:
         [NODE, "--test", "--test-reporter=tap", *files], capture_output=True, text=True, env=node_environment()
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_overview_knows_when_the_bus_renews_its_certificate() -> None:
+    text = (PAGE / "findings.mjs").read_text("utf-8")
+    assert f"const SERVER_DAYS = 14; // the bus renews its certificate {RENEW_BEFORE_DAYS:g} days before" in text

@@ -72,7 +72,7 @@ async def test_the_page_of_the_bus_shows_the_limits_in_force(page: Page, world: 
 
 async def test_the_pages_are_reached_by_their_keys(page: Page, world: World) -> None:
     await open_console(page, world)
-    for key, route in zip("stcelpkob", PAGES, strict=True):
+    for key, route in zip("hstcelpkob", PAGES, strict=True):
         await page.press("g", key)
         await page.until(f"location.hash.startsWith('#/{route}')")
     await page.press("?")

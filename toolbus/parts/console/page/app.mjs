@@ -2,18 +2,19 @@
 
 import { unauthorized } from "./api.mjs";
 import { Dialog, Dialogs } from "./dialogs.mjs";
-import { html, render, useEffect } from "./html.mjs";
+import { html, render, useEffect, useRef, useState } from "./html.mjs";
 import { helpIsOpen, helpOfKeys, Keys, startKeys, useKeys } from "./keys.mjs";
 import { page as busPage } from "./pages/bus.mjs";
 import { page as callsPage } from "./pages/calls.mjs";
 import { page as councilPage } from "./pages/council.mjs";
 import { page as errorsPage } from "./pages/errors.mjs";
 import { page as logsPage } from "./pages/logs.mjs";
+import { page as overviewPage } from "./pages/overview.mjs";
 import { page as permissionsPage } from "./pages/permissions.mjs";
 import { page as sourcesPage } from "./pages/sources.mjs";
 import { page as tasksPage } from "./pages/tasks.mjs";
 import { page as toolsPage } from "./pages/tools.mjs";
-import { go, link, route, startRouter } from "./router.mjs";
+import { go, HOME, link, route, startRouter } from "./router.mjs";
 import { Sparkline } from "./sparkline.mjs";
 import { bus, connection, login, lost, may, me, rates, trouble } from "./store.mjs";
 import { exchangeCode, startCatalog, startStream } from "./stream.mjs";
@@ -21,6 +22,7 @@ import { count } from "./text.mjs";
 
 // In the order of the navigation. A page with a `verb`, or several, is for those who may use one.
 const PAGES = [
+  overviewPage,
   sourcesPage,
   toolsPage,
   callsPage,
@@ -44,20 +46,10 @@ function Frame() {
   const pages = allowed();
   const { page: name, parts, query } = route.value;
   const page = pages.find((each) => each.name === name);
-  useEffect(() => {
-    document.querySelector(".pages [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone
-  }, [page, pages.length]); // there are more pages once it is known what one may do
   return html`
     <a class="skip" href="#main" onClick=${toMain}>To the page</a>
     <${Header} />
-    <nav class="pages" aria-label="Pages">
-      ${pages.map(
-        (each) =>
-          html`<a key=${each.name} href=${link(each.name)} aria-current=${each === page ? "page" : undefined}>
-            <span>${each.title}</span><kbd>${each.key}</kbd>
-          </a>`,
-      )}
-    </nav>
+    <${Pages} pages=${pages} page=${page} />
     <main id="main" tabindex="-1" class=${parts.length ? "main open" : "main"}>
       ${page
         ? html`<${page.view} key=${page.name} parts=${parts} query=${query} />`
@@ -67,6 +59,38 @@ function Frame() {
     <${Dialogs} />
     ${helpIsOpen.value && html`<${Help} pages=${pages} />`}
   `;
+}
+
+/** Draws the navigation; on a phone it scrolls, and an arrow shows that there are more pages on that side. */
+function Pages({ pages, page }) {
+  const bar = useRef(null);
+  const [more, setMore] = useState({ before: false, after: false });
+  const look = () => {
+    const { scrollLeft, clientWidth, scrollWidth } = bar.current;
+    setMore({ before: scrollLeft > 1, after: scrollLeft + clientWidth < scrollWidth - 1 });
+  };
+  useEffect(() => {
+    const watcher = new ResizeObserver(look);
+    watcher.observe(bar.current);
+    return () => watcher.disconnect();
+  }, []);
+  useEffect(() => {
+    bar.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+    look();
+  }, [page, pages.length]); // there are more pages once it is known what one may do
+  const turn = (by) => () => bar.current.scrollBy({ left: by * bar.current.clientWidth * 0.8, behavior: "smooth" });
+  return html`<div class="pages-bar">
+    <nav class="pages" aria-label="Pages" ref=${bar} onScroll=${look}>
+      ${pages.map(
+        (each) =>
+          html`<a key=${each.name} href=${link(each.name)} aria-current=${each === page ? "page" : undefined}>
+            <span>${each.title}</span><kbd>${each.key}</kbd>
+          </a>`,
+      )}
+    </nav>
+    ${more.before && html`<button type="button" class="more before" tabindex="-1" aria-label="Pages before these" onClick=${turn(-1)}>‹</button>`}
+    ${more.after && html`<button type="button" class="more after" tabindex="-1" aria-label="More pages" onClick=${turn(1)}>›</button>`}
+  </div>`;
 }
 
 function toMain(event) {
@@ -80,7 +104,7 @@ function Header() {
   const { rate, in_flight } = state === "live" ? bus.value : {}; // what it does now is not known without a connection
   return html`<div class="above">
     <header class="top">
-      <a class="brand cut" href=${link("sources")}>toolbus <span class="muted" title=${bus_id}>${me.value?.home || bus_id}</span></a>
+      <a class="brand cut" href=${link(HOME)}>toolbus <span class="muted" title=${bus_id}>${me.value?.home || bus_id}</span></a>
       <span class=${`state ${KINDS[state]}`} role="status"><span class=${`dot ${KINDS[state]}`}></span>${STATES[state]}</span>
       ${draining && html`<span class="chip warn">draining</span>`}
       ${lost.value > 0 && html`<span class="chip warn opt" title="calls that ended too fast to be recorded">${lost} not shown</span>`}

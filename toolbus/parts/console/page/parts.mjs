@@ -6,7 +6,7 @@ import { html, useEffect, useRef, useState } from "./html.mjs";
 import { link } from "./router.mjs";
 import { failed } from "./spans_layout.mjs";
 import { connection } from "./store.mjs";
-import { ago, count, shown } from "./text.mjs";
+import { ago, count, shortAge, shown } from "./text.mjs";
 
 const MAX_ROWS = 200; // of one table; the filter finds the others
 
@@ -18,16 +18,15 @@ export function DetailHead({ back, title, query = {}, name, children }) {
   </div>`;
 }
 
-/** Draws a text from outside, cut where it is too long, in full for those who point at it. */
-export function Cut({ text, kind = "" }) {
-  const whole = shown(String(text ?? ""));
-  return html`<span class=${"cut " + kind} title=${whole} dir="auto">${whole}</span>`;
+/** Draws a text from outside, cut where it is too long, in full for those who point at it; `more` follows it in grey. */
+export function Cut({ text, kind = "", more = "" }) {
+  const [whole, rest] = [shown(String(text ?? "")), shown(more)];
+  return html`<span class=${"cut " + kind} title=${rest ? `${whole}: ${rest}` : whole} dir="auto">${whole}${rest && html` <bdi class="sub">${rest}</bdi>`}</span>`;
 }
 
 /** Draws how long ago, or in how long, something is; only the length where it is `short`. */
 export function Ago({ at, short = false }) {
-  const words = ago(at, now.value);
-  return short ? words.replace(" ago", "") : words;
+  return short ? shortAge(now.value - at) : ago(at, now.value);
 }
 
 /** Draws a sentence of the bus: what stands between backquotes is code. */

@@ -2,7 +2,7 @@
 
 import { effect, signal } from "./html.mjs";
 
-const HOME = "sources";
+export const HOME = "overview";
 const WRITE_AFTER = 250; // ms; browsers refuse addresses that change with every key
 
 /** Returns the route of an address's fragment. */

@@ -69,6 +69,14 @@ export function age(length) {
   return seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : parts(Math.floor(seconds));
 }
 
+/** Returns how long something has lasted in one unit, for narrow columns: `12 s`, `3 min`, `20 h`, `5 d`. */
+export function shortAge(length) {
+  if (isMissing(length)) return "–";
+  const seconds = Math.max(0, Math.floor(Number(length)));
+  const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"]].find(([size]) => seconds >= size) ?? [1, "s"];
+  return `${count(Math.floor(seconds / size))} ${unit}`;
+}
+
 const isMissing = (number) => number === null || number === undefined || Number.isNaN(Number(number));
 
 function parts(seconds) {
@@ -109,6 +117,12 @@ export function rate(perSecond) {
 export function plural(number, noun, nouns = noun + "s") {
   return `${count(number)} ${Number(number) === 1 ? noun : nouns}`;
 }
+
+/** Returns the first line of a description, or as much of it as a list shows. */
+export const firstLine = (text) => (text ?? "").split("\n", 1)[0].slice(0, 200);
+
+/** Returns `a, b and c`. */
+export const list = (words) => (words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : words.join(""));
 
 /** Returns the time of day of a moment in seconds since the epoch: `10:11:12`, with `digits` of a fraction. */
 export function clock(at, digits = 0) {

@@ -67,7 +67,7 @@ function Figures({ source, name }) {
   return html`<${Panel}>
     <div class="figures">
       ${figure("Calls", count(counts.calls))}${figure("Errors", count(failed), failed ? "bad" : "")}${figure("p50", duration(p50))}${figure("p95", duration(p95))}
-      <div title=${moment(last)}><span class="muted">Last</span><span class="value"><${Ago} at=${last} /></span></div>
+      <div title=${moment(last)}><span class="muted">Last</span><span class="value"><${Ago} at=${last} short /> <small>ago</small></span></div>
     </div>
     <div class="inside"><${Sparkline} kind="wide" values=${historyOf(counts)} label="calls a second, the last minute" /></div>
   <//>`;

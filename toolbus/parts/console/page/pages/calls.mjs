@@ -11,9 +11,11 @@ import { ListPage } from "../list_page.mjs";
 import { Ago, Cut, DetailHead, Facts, Failed, Nothing, Outcome, Panel, useAct } from "../parts.mjs";
 import { Why } from "../result_view.mjs";
 import { go, link, refine } from "../router.mjs";
+import { OutputNear } from "../source_output.mjs";
 import { familyOf } from "../spans_layout.mjs";
 import { calls, connection, lost, may, running } from "../store.mjs";
 import { age, clock, count, duration, moment, plural, shown } from "../text.mjs";
+import { TextsOfErrors } from "../texts_of_errors.mjs";
 import { Waterfall } from "../waterfall.mjs";
 
 const MAX_RUNNING = 12; // rows above those that ended; "Running" has all
@@ -167,6 +169,7 @@ function Detail({ id, query }) {
     <div class="body">
       <${Failed} error=${refusal} what="Not cancelled" />
       <${Failure} call=${call} />
+      ${call.failure && html`<${OutputNear} call=${call} />`}
       <${Family} call=${call} query=${query} />
       <${Summary} call=${call} />
       <${Repairs} of=${call.repairs} />
@@ -177,9 +180,9 @@ function Detail({ id, query }) {
 
 function Failure({ call: { failure } }) {
   if (!failure) return null;
-  return html`<section class="panel alert" aria-label="Why it failed">
+  return html`${!failure.message && html`<${TextsOfErrors} />`}<section class="panel alert" aria-label="Why it failed">
     <h3>Why it failed</h3>
-    <${Why} error=${failure} unsaid="The words are not recorded, as they may repeat arguments. With record_contents = true the bus records them." />
+    <${Why} error=${failure} unsaid="The text was not recorded." />
   </section>`;
 }
 

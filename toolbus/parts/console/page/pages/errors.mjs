@@ -8,9 +8,12 @@ import { Ago, Cut, DetailHead, Facts, Nothing, Panel, useAct } from "../parts.mj
 import { whyFacts } from "../result_view.mjs";
 import { go, link } from "../router.mjs";
 import { groupKey, groupsOf } from "../spans_layout.mjs";
+import { OutputNear } from "../source_output.mjs";
 import { connection, toolKey, tools } from "../store.mjs";
 import { count, duration, moment, plural, shown } from "../text.mjs";
+import { TextsOfErrors } from "../texts_of_errors.mjs";
 
+const UNSAID = "not recorded"; // of a call from when texts were not
 const MAX_SHOWN = 30; // newest calls of a group
 
 function View({ parts, query }) {
@@ -27,6 +30,7 @@ function View({ parts, query }) {
     title="Errors"
     one="error"
     count=${plural(items.length, "kind")}
+    below=${html`<${TextsOfErrors} />`}
     error=${error}
     columns="cols-errors"
     heads=${html`<span>Tool</span><span>Code</span><span class="num">Calls</span><span class="opt">Last message</span><span class="num">Last</span>`}
@@ -47,7 +51,7 @@ function rowOf(group) {
     <${Cut} text=${group.name} />
     <span class="chip bad" title=${group.outcome}>${group.outcome}</span>
     <span class="num">${count(group.count)}</span>
-    <${Cut} kind="sub opt" text=${group.newest.failure?.message || "not recorded"} />
+    <${Cut} kind="sub opt" text=${group.newest.failure?.message || UNSAID} />
     <span class="num muted"><${Ago} at=${group.newest.ended} short /></span>
   `;
 }
@@ -61,7 +65,7 @@ function Detail({ group, parts: [name, outcome, source = ""], query }) {
   return html`${head}
     <div class="body">
       <${Panel} title="Last" kind="alert">
-        <p class=${message ? "error any" : "note"}>${message ? shown(message) : "The words are not recorded, as they may repeat arguments."}</p>
+        <p class=${message ? "error any" : "note"}>${message ? shown(message) : `The text is ${UNSAID}.`}</p>
         <${Facts} of=${[
           ...whyFacts(failure),
           ["When", html`${moment(group.newest.ended, 3)} <span class="muted"><${Ago} at=${group.newest.ended} /></span>`],
@@ -71,6 +75,7 @@ function Detail({ group, parts: [name, outcome, source = ""], query }) {
           ["Failed", calls !== undefined && `${count(failed)} of ${plural(calls, "call")} since the bus started`],
         ]} />
       <//>
+      <${OutputNear} call=${group.newest} />
       <${Panel} title="Calls" aside=${html`<a href=${link("calls", [], { tool: name, source, outcome })}>all in the list of calls</a>`}>
         <div class="scroll"><table class="table">
           <thead><tr><th>Ended</th><th>Caller</th><th>Message</th><th class="num">Took</th></tr></thead>

@@ -7,13 +7,14 @@ import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
 import { ListPage } from "../list_page.mjs";
-import { newestLines } from "../log_lines.mjs";
+import { newestLines, rowsOf, whyNone } from "../log_lines.mjs";
 import { Cut, DetailHead, Failed, Nothing, useAct, useAnswer } from "../parts.mjs";
 import { go, refine } from "../router.mjs";
 import { windowOf } from "../rows.mjs";
-import { connection, may } from "../store.mjs";
+import { connection, may, sources } from "../store.mjs";
 import { age, clock, count, moment, plural, shown } from "../text.mjs";
 
+const SUPERVISORS = "run."; // sources of `toolbus run`, which have the output of others
 const TABLE_EVERY = 5000; // ms
 const FIRST_LINES = 1000;
 const MORE_LINES = 2000; // of one answer
@@ -29,12 +30,14 @@ const KINDS = new Map([["running", "ok"], ["given_up", "bad"], ["starting", "bus
 function View({ parts, query }) {
   const [{ plugins = null, errors = {} } = {}, error, read] = useAnswer("plugin_logs", TABLE_EVERY);
   const [source, plugin] = parts;
-  const items = filtered(plugins ?? [], query.q, (row) => `${row.plugin}\n${row.source}\n${row.state}`.toLowerCase());
+  const silent = plugins ? [...sources.value.values()].filter((each) => !each.source.startsWith(SUPERVISORS) && !rowsOf(each.source, plugins).length) : [];
+  const none = silent.map((each) => ({ plugin: each.source, source: "", state: "", why: whyNone(each.kind) }));
+  const items = filtered([...(plugins ?? []), ...none], query.q, (row) => `${row.plugin}\n${row.source}\n${row.state}`.toLowerCase());
   const open = plugins?.find((row) => row.source === source && row.plugin === plugin);
   return html`<${ListPage}
     title="Logs"
     one="plugin"
-    count=${plugins && plural(items.length, "plugin")}
+    count=${plugins && plural(items.length - items.filter(({ why }) => why).length, "plugin")}
     below=${Object.entries(errors).map(([name, why]) => html`<p class="note warn" key=${name}>${shown(why)}</p>`)}
     error=${error}
     known=${plugins !== null}
@@ -45,8 +48,8 @@ function View({ parts, query }) {
     id=${keyOf}
     row=${rowOf}
     selected=${parts.map(encodeURIComponent).join("/")}
-    onOpen=${(row) => go("logs", [row.source, row.plugin], query)}
-    narrowed=${plugins?.length}
+    onOpen=${(row) => (row.why ? go("sources", [row.plugin]) : go("logs", [row.source, row.plugin], query))}
+    narrowed=${plugins?.length || none.length}
     none=${html`<${Nothing} title="No output is kept">The output of plugins is kept where <code>toolbus run</code>, a folder of tool files or a mount runs them. Start one: <code>toolbus run plugin.py</code><//>`}
     detail=${plugin && html`<${Log} key=${parts.join("\n")} source=${source} plugin=${plugin} row=${open} query=${query} onChange=${read} />`}
   />`;
@@ -60,6 +63,7 @@ function State({ state }) {
 }
 
 function rowOf(row) {
+  if (row.why) return html`<${Cut} kind="whole" text=${row.plugin} more=${`no output here: ${row.why}`} />`;
   return html`
     <${Cut} text=${row.plugin} />
     <${State} state=${row.state} />

@@ -7,12 +7,13 @@ import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
 import { KeyTables } from "../key_tables.mjs";
-import { Failed, fieldsOf, Nothing, Panel, Table, useAct, useAnswer } from "../parts.mjs";
+import { Ago, Facts, Failed, fieldsOf, Nothing, Panel, Table, useAct, useAnswer } from "../parts.mjs";
 import { namesOf, Rules } from "../permit_rules.mjs";
 import { link, refine } from "../router.mjs";
 import { may, sources } from "../store.mjs";
-import { shown } from "../text.mjs";
+import { age, plural, shown } from "../text.mjs";
 
+const HELD_EVERY = 2000; // ms
 const TABS = [
   { name: "rules", title: "Users", verb: "permit", view: Rules },
   { name: "sources", title: "Sources", verb: "permit", view: Sources },
@@ -89,12 +90,35 @@ function Grant({ source, permission, granted, onChange }) {
 
 function Approvals({ query }) {
   const [answer, error, read] = useAnswer("approvals");
+  const [held, problem, readHeld] = useAnswer("held_calls", HELD_EVERY);
+  const calls = filtered(held ?? [], query.q, (each) => `${each.source}\n${each.tool}\n${each.caller}`.toLowerCase());
   const changes = filtered(answer?.changes ?? [], query.q, (each) => `${each.source}\n${each.subject}\n${each.tool}`.toLowerCase());
   return html`
+    <${Failed} error=${problem} what="The calls that wait" />
+    ${calls.map((call) => html`<${HeldCall} key=${call.id} call=${call} onChange=${readHeld} />`)}
     <${Failed} error=${error} what="The changes" />
     ${changes.map((change) => html`<${Change} key=${change.source + change.subject} change=${change} onChange=${read} />`)}
-    ${answer && !changes.length && html`<${Nothing} title="Nothing waits for an approval">Where <code>pin</code> is set for a source, what it declares otherwise than when it was trusted stands here.<//>`}
+    ${answer && held && !changes.length && !calls.length && html`<${Nothing} title="Nothing waits for an approval">Calls that need one by the rules of <code>[[approvals]]</code> stand here; and, where <code>pin</code> is set for a source, what it declares otherwise than when it was trusted.<//>`}
   `;
+}
+
+function HeldCall({ call: { id, tool, source, caller, user_id, role, arguments: text, waiting, asked, expires_in }, onChange }) {
+  const [run, busy, error] = useAct();
+  const decide = (allow) => () => run(() => admin("decide_call", { id, allow }), () => { toast(`${tool} is ${allow ? "allowed, once" : "denied"}`); onChange(); });
+  const acts = html`<button type="button" class="small primary" disabled=${busy} onClick=${decide(true)}>Allow once</button>
+    <button type="button" class="small danger" disabled=${busy} onClick=${decide(false)}>Deny</button>`;
+  return html`<${Panel} title=${html`<span class="any">${shown(tool)}</span> <span class="muted any">${shown(source)}</span>`} aside=${acts}>
+    <${Failed} error=${error} what="Not decided" />
+    <${Facts} of=${[
+      ["Caller", shown(caller)],
+      ["User", user_id && shown(user_id)],
+      ["Role", role && shown(role)],
+      ["Asked", html`<${Ago} at=${asked} />`],
+      ["Waits", waiting > 0 ? plural(waiting, "call") : "no call now: it runs when its caller makes it again"],
+      ["Expires", `in ${age(expires_in)}`],
+    ]} />
+    <pre class="text">${shown(text)}</pre>
+  <//>`;
 }
 
 function Change({ change: { source, subject, tool, fingerprint, difference }, onChange }) {

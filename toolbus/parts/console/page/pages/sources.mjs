@@ -5,11 +5,12 @@ import { askName, toast } from "../dialogs.mjs";
 import { filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
+import { rowsOf, whyNone } from "../log_lines.mjs";
 import { ListPage } from "../list_page.mjs";
-import { Ago, Cut, DetailHead, Facts, Failed, Nothing, Panel, useAct } from "../parts.mjs";
+import { Ago, Cut, DetailHead, Facts, Failed, Nothing, Panel, useAct, useAnswer } from "../parts.mjs";
 import { go, link } from "../router.mjs";
 import { bus, catalog, connection, MAX_LISTED, may, sessions, sources, tools } from "../store.mjs";
-import { count, moment, plural, shown } from "../text.mjs";
+import { count, firstLine, moment, plural, shown } from "../text.mjs";
 import { refusedTools } from "../tool_declarations.mjs";
 
 // State → the class of its sign, and what it means.
@@ -120,6 +121,7 @@ function Detail({ name, query }) {
           ["May offer tools", item.silenced && html`no: <a href=${link("permissions", [], { tab: "sources", q: name })}>grant it again</a>`],
           ["Tools", item.tools > 0 && html`<a href=${link("tools", [], { source: name })}>${plural(item.tools, "tool")}</a>`],
           ["In flight", item.room > 0 && html`${count(item.used)} of ${count(item.room)} <${Window} used=${item.used} room=${item.room} />`],
+          ["Output", may("logs") && html`<${Output} item=${item} />`],
           ["Calls", html`<a href=${link("calls", [], { source: name })}>to its tools</a>, <a href=${link("calls", [], { caller: name })}>made by it</a>`],
         ]} />
       <//>
@@ -127,6 +129,15 @@ function Detail({ name, query }) {
       ${own(name).map((session) => html`<${Session} key=${session.session} of=${session} />`)}
       <${ToolsOf} name=${name} number=${item.tools ?? 0} />
     </div>`;
+}
+
+/** Draws where the output of a source is, or why there is none. */
+function Output({ item: { source, kind } }) {
+  const [answer] = useAnswer("plugin_logs");
+  if (!answer) return "";
+  const rows = rowsOf(source, answer.plugins);
+  if (!rows.length) return html`<span class="muted">none here: ${whyNone(kind)}</span>`;
+  return rows.map((row, at) => html`${at > 0 && ", "}<a href=${link("logs", [row.source, row.plugin])}>${plural(row.lines, "line")} of ${shown(row.plugin)}</a>`);
 }
 
 const own = (name) => [...sessions.value.values()].filter(({ source }) => source === name);
@@ -201,7 +212,5 @@ function ToolsOf({ name, number }) {
     ${others > 0 && html`<p class="inside muted">${own.length ? "and " : ""}${plural(others, "tool")} that only some users may call</p>`}
   <//>`;
 }
-
-const firstLine = (text) => (text ?? "").split("\n", 1)[0].slice(0, 200);
 
 export const page = { key: "s", name: "sources", title: "Sources", view: View };

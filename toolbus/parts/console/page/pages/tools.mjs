@@ -6,7 +6,7 @@ import { Cut, Nothing } from "../parts.mjs";
 import { go, refine } from "../router.mjs";
 import { Sparkline } from "../sparkline.mjs";
 import { catalog, historyOf, toolKey, tools } from "../store.mjs";
-import { count, duration, plural, shown } from "../text.mjs";
+import { count, duration, firstLine, plural, shown } from "../text.mjs";
 import { ToolDetail } from "../tool_detail.mjs";
 
 const BUS = "toolbus"; // the source of the bus's own tools
@@ -87,7 +87,7 @@ function rowOf(item) {
 function Row({ item }) {
   const counts = tools.value.get(item.key);
   return html`
-    <${Cut} kind=${item.other ? "muted" : ""} text=${item.name} />
+    <${Cut} kind=${item.other ? "muted" : ""} text=${item.name} more=${firstLine(item.description)} />
     <${Cut} kind="sub narrow-off" text=${item.source} />
     <span class="opt">${counts && html`<${Sparkline} values=${historyOf(counts)} label="calls a second, the last minute" />`}</span>
     <span class="num">${counts ? count(counts.calls) : ""}</span>
