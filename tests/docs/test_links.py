@@ -16,7 +16,7 @@ READMES = sorted(
 )
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", *READMES])
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "tests/attackers.md", *READMES])
 def test_every_relative_link_resolves(page: str) -> None:
     for link in links((ROOT / page).read_text("utf-8")):
         if link.startswith(("http://", "https://")):

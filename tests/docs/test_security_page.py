@@ -1,4 +1,4 @@
-"""Checks the tables of the page about security against the code, and that the tests that it names exist."""
+"""Checks the tables of the page about security against the code, and that the tests against attackers exist."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
 from toolbus.bus.gateway.remote_access import LOCAL_ONLY, RULES
 
 SECURITY = TEXTS["docs/about/security.md"]
-_ATTACKERS = table(SECURITY, "| attacker | test |")
-_TEST = re.compile(r"\[`(test_\w+)`\]\(\.\./\.\./([\w/.]+)\)")
+_ATTACKERS = table((ROOT / "tests" / "attackers.md").read_text("utf-8"), "| attacker | test |")
+_TEST = re.compile(r"\[`(test_\w+)`\]\(([\w/.]+)\)")
 
 
 def test_the_page_has_the_tools_and_paths_of_each_verb_of_administer() -> None:
@@ -40,7 +40,7 @@ def test_the_protection_against_each_attacker_has_a_test_that_exists(row: list[s
     named = _TEST.findall(row[1])
     assert named
     for test, file in named:
-        assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE), test
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / file).read_text("utf-8"), re.MULTILINE), test
 
 
 def _codes(text: str) -> set[str]:
