@@ -30,7 +30,7 @@ from tests.contract.works import Refuses, Scope, Shows, Work, drop
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.functions.tool_spec import spec_of
-from toolbus.functions.workers import LoopThread
+from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.sdk import CallContext, Plugin
 from toolbus.tools import ToolRegistry
 from toolbus.v1 import tool_pb2 as pb

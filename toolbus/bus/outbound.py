@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,12 @@ from toolbus.common.local_users import refusal_of
 from toolbus.common.version import VERSION
 from toolbus.protocol.limits import KIB
 
-# Servers close idle connections, gunicorn after 2 s, others after 5. We close them first, so that no request is lost on
-# one. A busy plugin's connections are not idle that long, and a new one on loopback takes a fraction of a millisecond.
-KEEP_ALIVE_SECONDS = 1.0
+# Servers close idle connections, gunicorn after 2 s, others after 0.5 to 5. We close them first, so that no request is
+# lost on one. A busy plugin's are not idle that long, and a new one on loopback takes a fraction of a millisecond.
+KEEP_ALIVE_SECONDS = 0.4
+# Some servers close each connection after its response and do not say so. The first connections to a server are used
+# again only after they stayed open for so long.
+TRIAL_SECONDS, FORGET_SECONDS = 0.05, 60.0
 MAX_HEAD_BYTES = 64 * KIB  # of a line of a response's head; as much as the bus takes itself
 
 
@@ -71,12 +75,15 @@ class Connector(aiohttp.TCPConnector):
 
     What arrives there is its end, with which a request would be lost (a POST is not retried), or surplus bytes, which
     would pass for the next response. aiohttp checks neither and reuses the connection that was idle longest, so the
-    connections of a burst would never expire.
+    connections of a burst would never expire. A server that ended an idle connection is given half of that time, or
+    none, until a minute later, since it may only have been started again.
     """
 
     def __init__(self, may_serve: Callable[[int], bool] | None, **options: Any) -> None:
         super().__init__(**options)
         self._may_serve = may_serve
+        self._idle: dict[Any, float] = {}  # seconds a connection to a server may be idle, known after its trial
+        self._learned: dict[Any, float] = {}  # when that was less than for others
 
     async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> Any:
         """Refuses a connection to another user's program before anything is sent, TLS aside."""
@@ -87,16 +94,23 @@ class Connector(aiohttp.TCPConnector):
         return protocol
 
     async def _get(self, key: Any, traces: Any) -> Any:
-        while True:
-            if idle := self._conns.get(key):
-                idle.rotate(1)
-            connection = await super()._get(key, traces)
-            if connection is None:
+        while idle := self._conns.get(key):
+            idle.rotate(1)
+            protocol, last_used = idle[0]
+            now = time.monotonic()
+            seconds = now - last_used
+            if now > self._learned.get(key, now) + FORGET_SECONDS:
+                del self._learned[key], self._idle[key]
+            if protocol.should_close or not protocol.is_connected() or _is_readable(protocol.transport):
+                shorter = min(seconds, self._idle.get(key, seconds)) / 2
+                self._idle[key], self._learned[key] = shorter if shorter > TRIAL_SECONDS else 0.0, now
+            elif key not in self._idle and seconds < TRIAL_SECONDS:
                 return None
-            protocol = connection.protocol
-            if protocol is not None and not protocol.should_close and not _is_readable(connection.transport):
-                return connection
-            connection.close()
+            elif seconds <= self._idle.setdefault(key, self._keepalive_timeout or 0.0):
+                return await super()._get(key, traces)
+            idle.popleft()
+            protocol.close()
+        return None
 
 
 def _is_readable(transport: Any) -> bool:

@@ -30,16 +30,3 @@ async def read_line(prompt: str) -> str | None:
     if not data:
         print(file=sys.stderr, flush=True)
     return data.decode(sys.stdin.encoding or "utf-8", "replace").rstrip("\r\n") if data else None
-
-
-def discard_input() -> None:
-    """Discards lines of the terminal that were not read."""
-    try:
-        import termios
-
-        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-    except ImportError:  # Windows, whose console has its own functions
-        import msvcrt
-
-        while msvcrt.kbhit():  # type: ignore[attr-defined]
-            msvcrt.getwch()  # type: ignore[attr-defined]

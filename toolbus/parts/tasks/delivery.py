@@ -21,7 +21,7 @@ from toolbus.bus.access.quota import Quota
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.common.mailbox import Mailbox
 from toolbus.common.text import dump_json
-from toolbus.functions.workers import LoopThread
+from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.parts.tasks.task import Task, owner_of
 from toolbus.protocol.tool import TASK_SECONDS, Progress, Result
 from toolbus.v1 import tool_pb2 as pb

@@ -9,9 +9,9 @@ import pytest
 
 from tests.parts.moving.registry.example_tools import ANYTHING, with_tools
 from tests.support.waiting import until, within
-from toolbus.functions.workers import LoopThread
 from toolbus.loop import RealtimeSession
 from toolbus.parts.models.dialects.openai_realtime import OpenAIRealtime
+from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.tools import ToolDefinition, ToolRegistry
 
 

@@ -17,8 +17,8 @@ from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import SetupError
-from toolbus.functions.workers import LoopThread
 from toolbus.parts.moving.registry.backend import SOURCE
+from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
 from toolbus.testing import running_bus
 from toolbus.tools import TaskManager, ToolRegistry

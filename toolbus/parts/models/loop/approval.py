@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from toolbus.common.cancellation import is_being_cancelled
-from toolbus.common.terminal_input import discard_input, read_line
+from toolbus.common.terminal_input import read_line
 from toolbus.common.text import clean_line, dump_json, escape_surrogates, escape_unsafe, quote, shorten
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.call_context import CallContext
@@ -275,7 +275,7 @@ async def ask_on_terminal(request: ApprovalRequest) -> Decision:
     """
     if sys.stdin is None or not sys.stdin.isatty():
         return "the user cannot be asked, since the program has no terminal"
-    discard_input()
+    _discard_input()
     print(f"\n{_described(request)}", file=sys.stderr, flush=True)
     line = await read_line("Run it? y: yes; Enter: no; or write what to do instead:")
     answer = "" if line is None else clean_line(line)
@@ -308,3 +308,16 @@ def _described(request: ApprovalRequest) -> str:
         arguments = f"{arguments[:MAX_SHOWN_ARGUMENTS]}\n… and {left_out} more characters"
     danger = ", which may destroy data" if request.tool.annotations.destructive is True else ""
     return f"The model wants to call {clean_line(request.tool.name)}{danger}:\n{arguments}"
+
+
+def _discard_input() -> None:
+    """Discards lines of the terminal that were not read."""
+    try:
+        import termios
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+    except ImportError:  # Windows, whose console has its own functions
+        import msvcrt
+
+        while msvcrt.kbhit():  # type: ignore[attr-defined]
+            msvcrt.getwch()  # type: ignore[attr-defined]
