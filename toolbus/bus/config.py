@@ -177,8 +177,8 @@ class Config:
     grpc: tuple[str, ...] = setting(
         (DEFAULT_GRPC,),
         TEXTS,
-        "addresses for gRPC: `HOST:PORT` on loopback, `unix:PATH`, or for other machines `tls:HOST:PORT` and "
-        "`mtls:HOST:PORT` ([Addresses](#addresses)); port 0 picks a free one",
+        "[addresses](#addresses) for gRPC: `HOST:PORT` on loopback, `unix:PATH`, or for other machines `tls:HOST:PORT` "
+        "and `mtls:HOST:PORT`; port 0 picks a free one",
         check=_check_grpc,
         option=Option(
             "Listen here for gRPC; may be repeated. Port 0 picks a free port (default: 127.0.0.1:48930). With tls: "
@@ -232,8 +232,8 @@ class Config:
     adopt_roles: str = setting(
         "off",
         TEXT,
-        "adds [roles](#roles) that are not configured: `first-use`, as soon as a tool is registered for one or the "
-        "main server of `upstream` has it; `upstream`, only those of the main server",
+        "adds [roles](#roles) that are not configured: `first-use`, of registrations and the main server of "
+        "`upstream`; `upstream`, only of the latter",
         check=one_of(*ADOPT_ROLES),
         option=Option(
             "Add roles that are not configured: first-use, when a tool is registered for one or the main server has "
@@ -244,15 +244,14 @@ class Config:
     name_owner: str = setting(
         "newest",
         TEXT,
-        "which source has a name that several offer: the `newest`; or the `first`, and later ones are `source:name`",
+        "which source has a name that several offer: the `newest`, or the `first` (later ones are `source:name`)",
         check=one_of("newest", "first"),
         option=Option("Which source has a name that several offer (default: newest).", "newest|first"),
     )
     data_dir: Path | None = setting(
         None,
         PATH,
-        "the directory for everything that survives a restart; one bus at a time, and [no other user may write "
-        "there](../about/security.md#what-is-stored-and-logged)",
+        "[the directory](#the-data-directory) for everything that survives a restart",
         option=Option(
             "Store here what outlives a restart; for one bus at a time (default: the platform's data folder).", "DIR"
         ),
@@ -279,7 +278,7 @@ class Config:
     heartbeat_seconds: float = setting(
         DEFAULT_TIMINGS.busy_heartbeat_seconds,
         NUMBER,
-        "between [heartbeats](#heartbeats) of a peer that runs calls, and the time that each echo has; 0.1 to 3600",
+        "between [heartbeats](#heartbeats) of a peer that runs calls; 0.1 to 3600",
         check=_A_HEARTBEAT,
         option=Option("Between heartbeats of a peer that runs calls (default: 1).", "SECONDS"),
     )
@@ -329,8 +328,7 @@ class Config:
     repair_arguments: bool = setting(
         True,
         FLAG,
-        "arguments that break a schema are [repaired](../start/types.md#what-the-bus-repairs) before they are "
-        "refused, and defaults are filled in",
+        "[repairs](../start/types.md#what-the-bus-repairs) arguments that break a schema, and fills in defaults",
         option=Option(
             "Refuse arguments that break a tool's schema as they are, and fill in no defaults.", name="--no-repair"
         ),
@@ -352,21 +350,20 @@ class Config:
     metrics_tools: int = setting(
         200,
         WHOLE,
-        "how many tools have their own series: those with most calls; the rest is `other`; at most 10,000",
+        "how many tools have their [own series](../start/metrics.md#how-many-series-there-are); at most 10,000",
         check=_check_metrics_tools,
     )
     lane: bool = setting(
         True,
         FLAG,
-        "plugins and hosts on the SDK, which read the variable too, connect over [the lane](#the-lane)",
+        "plugins and hosts on the SDK connect over [the lane](#the-lane)",
         option=Option("Serve plugins and hosts on the SDK over gRPC only.", name="--no-lane"),
     )
     grpc_reflection: bool = setting(True, FLAG, "clients can list the services of the server")
     slow_seconds: float = setting(
         10.0,
         NUMBER,
-        "calls that take longer are [logged and listed](../start/logs.md#slow-calls), at most 10 lines a second; 0: "
-        "none",
+        "calls that take longer are [logged and listed](../start/logs.md#slow-calls); 0: none",
         check=_check_slow,
     )
     # -- tables of the file

@@ -34,9 +34,8 @@ class StorageSettings:
     storage: str | None = setting(
         None,
         TEXT,
-        "the URL of a Postgres database in which [several buses](../start/shared-settings.md) share "
-        "roles, permissions, approvals, revoked keys, logins and results of tasks; a password belongs into the "
-        "variable",
+        "the URL of a Postgres database in which several buses [share their settings](../start/shared-settings.md); a "
+        "password belongs into the variable",
         check=_check_url,
         option=Option("Share settings and results with other buses, in this Postgres database.", "URL"),
         shown="the data directory",
