@@ -113,7 +113,7 @@ rotation: $(VENV)/dev.stamp ## renew and rotate all keys 20 times under load, an
 	@TOOLBUS_ROTATIONS=$${TOOLBUS_ROTATIONS:-20} TOOLBUS_WRONG_KEYS=$${TOOLBUS_WRONG_KEYS:-5000} \
 	$(BIN)/python -m pytest -s tests/faults/test_keys_under_load.py $(ARGS)
 
-chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60")
+chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60"; ARGS=buses for several buses)
 	@exec $(BIN)/python -m lab.chaos $(ARGS)
 
 try-buses: $(VENV)/dev.stamp ## run three buses under load, and kill, freeze or shut down one every 5 s (ARGS="--seconds 600 --seed 7")

@@ -1,27 +1,35 @@
 """Runs three buses, a plugin on all of them and hosts under load, and takes one bus away after the other.
 
 Every 5 s one bus is killed, stopped, or shut down, by a seed, and comes back. Each second prints what the callers got.
-In the end: one outcome for each call, nothing ran twice that must not, nothing ran that was NOT_DISPATCHED, and no call
-of a read-only tool was lost. Where Postgres is installed, the buses share their settings in one of the run's own, which
-is killed too; a rule that is set at one bus is timed until another one has it.
+In the end: one outcome for each call, nothing ran twice that must not, nothing ran that was NOT_DISPATCHED, no call of
+a read-only tool was lost, and 10 s after the last disturbance all buses list the same tools. Where Postgres is
+installed, the buses share their settings in one of the run's own, which is killed too; a rule that is set at one bus is
+timed until another one has it.
+
+`make chaos ARGS=buses` has two plugins in processes of their own, which are killed, stopped and shut down too, and cuts
+the first one off from one bus at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import random
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
+from lab.child import Child
 from lab.commands import add_results, console_of, parser_of, printer, repeat_command, run, write_json
 from lab.judge import Verdict
+from lab.ledger import RUNS, Ledger, LedgerReader
 from lab.report import verdict_table
-from lab.stage import LOOPBACK, Stage, free_ports
+from lab.stage import LOOPBACK, Stage, free_ports, stop_event
 from tests.support.postgres import Server, find_programs, running_server
 from toolbus.errors import Code
 from toolbus.errors import Stage as CallStage
@@ -31,6 +39,9 @@ from toolbus.sdk import Host, Plugin
 BUSES, HOSTS, CALLERS = 3, 8, 64
 WORK_SECONDS = 0.002  # of each call
 ENDS = ("kill", "freeze", "shutdown", "database")
+PLUGINS = 2  # of a run with chaos
+WEIGHTS = {"bus": 4, "plugin": 2}  # of kinds of disturbances; others come back sooner, and are free more often
+ALIKE_SECONDS = 10.0  # until all buses list the same tools
 AWAY_SECONDS = 2.0  # until a bus comes back
 FROZEN_SECONDS = (0.5, 4.0)
 PAUSE_SECONDS = 0.01  # of a caller after a failed call
@@ -47,6 +58,8 @@ class Tally:
         self.undispatched: list[int] = []  # numbers of `write` whose callers were told that it did not run
         self.longest = 0.0
         self.read_lost = 0
+        self.alike_after = 0.0  # seconds until all buses listed the same tools; infinite where they never did
+        self.events: Counter[str] = Counter()  # disturbances
         self.shared: list[float] = []  # seconds until another bus had a rule
         self.refused = 0  # changes of rules
 
@@ -64,8 +77,8 @@ class Tally:
             self.undispatched.append(number)
 
 
-def plugin_of(address: str, tally: Tally) -> Plugin:
-    """Returns the plugin of a run."""
+def plugin_of(address: str, began: Callable[[int], object]) -> Plugin:
+    """Returns the plugin of a run, which notes each run of the tool that must not run twice."""
     plugin = Plugin("work", address=address)
 
     @plugin.tool(read_only=True)
@@ -77,11 +90,106 @@ def plugin_of(address: str, tally: Tally) -> Plugin:
     @plugin.tool
     async def write(number: int) -> int:
         """Returns a number, and must not run twice for it."""
-        tally.runs[number] += 1
+        began(number)
         await asyncio.sleep(WORK_SECONDS)
         return number
 
     return plugin
+
+
+async def plugin_process(address: str, folder: Path) -> None:
+    """Runs the plugin in a process of its own, until it is ended."""
+    ledger, ended = Ledger(folder / RUNS), stop_event()
+    async with plugin_of(address, lambda number: ledger.write(began=number)):
+        await ended.wait()
+
+
+class Line:
+    """The way of a plugin to one bus, which can be cut: packets then wait, as they do where a network drops them."""
+
+    def __init__(self, address: str) -> None:
+        self._to = address.rpartition(":")
+        self._open = asyncio.Event()
+        self._open.set()
+        self._server: asyncio.Server | None = None  # None before `start`
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        """Returns its address."""
+        self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    async def cut(self, seconds: float) -> None:
+        """Lets nothing through for so long."""
+        self._open.clear()
+        await asyncio.sleep(seconds)
+        self._open.set()
+
+    def close(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        if self._server is not None:
+            self._server.close()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._open.wait()
+            there = await asyncio.open_connection(self._to[0], int(self._to[2]))
+        except OSError:
+            writer.close()
+            return
+        for source, to in ((reader, there[1]), (there[0], writer)):
+            pump = asyncio.create_task(self._pump(source, to))
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                await self._open.wait()
+                to.write(data)
+                await to.drain()
+        to.close()
+
+
+class Plugins:
+    """The processes of the plugins, each at all buses; the first one by lines that can be cut."""
+
+    def __init__(self, stage: Stage, folder: Path, buses: Sequence[str]) -> None:
+        self.lines = [Line(each) for each in buses]
+        self._stage, self._folder = stage, folder
+        self._addresses = [",".join(buses)] * PLUGINS
+        self._processes: list[Child] = []
+
+    async def start(self) -> None:
+        self._addresses[0] = ",".join([await line.start() for line in self.lines])
+        self._processes = [self._begin(number) for number in range(PLUGINS)]
+
+    def _begin(self, number: int) -> Child:
+        return self._stage.module("buses", "--plugin", self._addresses[number], str(self._folder))
+
+    async def end(self, number: int, how: str, rng: random.Random) -> None:
+        """Takes a plugin away in one way, and brings it back."""
+        process = self._processes[number]
+        if how == "freeze":
+            await freeze(process, rng)
+            return
+        process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        await asyncio.to_thread(process.wait)
+        await asyncio.sleep(AWAY_SECONDS)
+        self._processes[number] = self._begin(number)
+
+    def runs(self) -> Counter[int]:
+        """Returns how often each call ran."""
+        return Counter(line["began"] for line in LedgerReader(self._folder / RUNS).new_lines())
+
+
+async def freeze(process: Child, rng: random.Random) -> None:
+    """Stops a process for a while."""
+    process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(rng.uniform(*FROZEN_SECONDS))
+    process.send_signal(signal.SIGCONT)
 
 
 async def call_on(host: Host, first: int, tally: Tally, over: asyncio.Event) -> None:
@@ -109,9 +217,7 @@ class Buses:
         """Takes a bus away in one way, and brings it back."""
         process = self._processes[number]
         if how == "freeze":
-            process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(rng.uniform(*FROZEN_SECONDS))
-            process.send_signal(signal.SIGCONT)
+            await freeze(process, rng)
             return
         process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
         await asyncio.to_thread(process.wait)
@@ -142,8 +248,87 @@ async def change_rules(addresses: Sequence[str], tally: Tally, rng: random.Rando
                     break
 
 
-async def play(seconds: float, every: float, ends: Sequence[str], seed: int, say: Callable[[str], None]) -> Tally:
-    """Runs the load for so long, and takes a bus away again and again."""
+class Disturbances:
+    """What takes things away, by what it is; each of them is away once at a time, and comes back."""
+
+    def __init__(self, rng: random.Random, tally: Tally, say: Callable[[str], None]) -> None:
+        self._rng, self._tally, self._say = rng, tally, say
+        self._ways: dict[str, Callable[[], tuple[str, Awaitable[None]]]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def add(self, what: str, way: Callable[[], tuple[str, Awaitable[None]]]) -> None:
+        """Adds a kind: the function returns what it does in words, and what brings it back."""
+        self._ways[what] = way
+
+    async def one(self, *, wait: bool) -> None:
+        """Begins one; waits until it has come back."""
+        free = [what for what in self._ways if what not in self._running]
+        if not free:
+            return
+        what = self._rng.choices(free, [WEIGHTS.get(each, 1) for each in free])[0]
+        words, act = self._ways[what]()
+        self._say(words)
+        self._tally.events[words.partition(":")[0]] += 1
+        task = self._running[what] = asyncio.ensure_future(act)
+        task.add_done_callback(lambda _: self._running.pop(what))
+        if wait:
+            await task
+
+    async def settled(self) -> None:
+        """Waits until all have come back; raises what one of them met."""
+        await asyncio.gather(*self._running.values())
+
+
+def disturbances_of(
+    buses: Buses, plugins: Plugins | None, server: Server | None, ends: Sequence[str], rng: random.Random
+) -> dict[str, Callable[[], tuple[str, Awaitable[None]]]]:
+    """Returns the ways in which a run takes things away."""
+
+    def of_bus() -> tuple[str, Awaitable[None]]:
+        number, how = rng.randrange(BUSES), rng.choice([each for each in ends if each != "database"])
+        return f"{how}: bus {number} at {buses.addresses[number]}", buses.end(number, how, rng)
+
+    async def restart(server: Server) -> None:
+        server.end(signal.SIGKILL)
+        await asyncio.sleep(AWAY_SECONDS)
+        await asyncio.to_thread(server.start)
+
+    def of_plugin(plugins: Plugins) -> tuple[str, Awaitable[None]]:
+        number, how = rng.randrange(PLUGINS), rng.choice(("kill", "freeze", "shutdown"))
+        return f"plugin {how}: {number}", plugins.end(number, how, rng)
+
+    def of_line(plugins: Plugins) -> tuple[str, Awaitable[None]]:
+        number = rng.randrange(BUSES)
+        return f"cut off: plugin 0 from bus {number}", plugins.lines[number].cut(rng.uniform(0.5, 12.0))
+
+    ways: dict[str, Callable[[], tuple[str, Awaitable[None]]]] = {}
+    if set(ends) - {"database"}:
+        ways["bus"] = of_bus
+    if server is not None and "database" in ends:
+        ways["database"] = lambda: ("database: killed", restart(server))
+    if plugins is not None:
+        ways["plugin"], ways["line"] = functools.partial(of_plugin, plugins), functools.partial(of_line, plugins)
+    return ways
+
+
+async def alike(addresses: Sequence[str], sessions: int) -> float:
+    """Returns after how many seconds all buses list the same tools; infinity where they do not in time."""
+    async with contextlib.AsyncExitStack() as stack:
+        hosts = [await stack.enter_async_context(Host(each, source="watcher")) for each in addresses]
+        began = time.monotonic()
+        while time.monotonic() - began < ALIKE_SECONDS:
+            listings = [await host.list(timeout=ALIKE_SECONDS) for host in hosts]
+            shown = [{(each.name, each.source, each.schema_hash, each.sessions) for each in one} for one in listings]
+            if all(each == shown[0] for each in shown) and {each[3] for each in shown[0]} == {sessions}:
+                return time.monotonic() - began
+            await asyncio.sleep(PAUSE_SECONDS)
+    return float("inf")
+
+
+async def play(
+    seconds: float, every: float, ends: Sequence[str], seed: int, say: Callable[[str], None], *, chaos: bool = False
+) -> Tally:
+    """Runs the load for so long, and takes something away again and again; a bus, or with chaos anything."""
     tally, over, rng = Tally(), asyncio.Event(), random.Random(seed)
     with contextlib.ExitStack() as ending:
         server: Server | None = None
@@ -156,8 +341,16 @@ async def play(seconds: float, every: float, ends: Sequence[str], seed: int, say
         buses = await asyncio.to_thread(Buses, stage, server.url("postgres") if server else "")
         address = ",".join(buses.addresses)
         async with contextlib.AsyncExitStack() as stack:
-            plugin = await stack.enter_async_context(plugin_of(address, tally))
-            await plugin.ready()
+            plugins: Plugins | None = None
+            if chaos:
+                plugins = Plugins(stage, Path(stage.folder()), buses.addresses)
+                await plugins.start()
+                for line in plugins.lines:
+                    stack.callback(line.close)
+            else:
+                plugin = plugin_of(address, lambda number: tally.runs.update((number,)))
+                await stack.enter_async_context(plugin)
+                await plugin.ready()
             hosts = [await stack.enter_async_context(Host(address, source=f"host-{n}")) for n in range(HOSTS)]
             for host in hosts:
                 await host.ready()
@@ -167,22 +360,21 @@ async def play(seconds: float, every: float, ends: Sequence[str], seed: int, say
             shows = asyncio.create_task(show(tally, say))
             if server is not None:
                 callers.append(asyncio.create_task(change_rules(buses.addresses, tally, random.Random(seed), over)))
+            disturbances = Disturbances(rng, tally, say)
+            for what, way in disturbances_of(buses, plugins, server, ends, rng).items():
+                disturbances.add(what, way)
             until = time.monotonic() + seconds
             while (left := until - time.monotonic()) > 0:
                 await asyncio.sleep(min(every, left))
                 if until - time.monotonic() > every:
-                    number, how = rng.randrange(BUSES), rng.choice(ends)
-                    if how == "database" and server is not None:
-                        say("database: killed")
-                        server.end(signal.SIGKILL)
-                        await asyncio.sleep(AWAY_SECONDS)
-                        await asyncio.to_thread(server.start)
-                        continue
-                    say(f"{how}: bus {number} at {buses.addresses[number]}")
-                    await buses.end(number, how, rng)
+                    await disturbances.one(wait=not chaos)
+            await disturbances.settled()
+            tally.alike_after = await alike(buses.addresses, PLUGINS if chaos else 1)
             over.set()
             await asyncio.gather(*callers)
             shows.cancel()
+            if plugins is not None:
+                tally.runs = plugins.runs()
     return tally
 
 
@@ -206,6 +398,13 @@ def judge(tally: Tally) -> list[Verdict]:
         Verdict("calls of `write` that ran twice", "0", str(twice), twice == 0),
         Verdict("calls that ran although their callers were told NOT_DISPATCHED", "0", str(ran), ran == 0),
         Verdict("lost calls of the read-only tool", "0", str(tally.read_lost), tally.read_lost == 0),
+        Verdict(
+            "until all buses list the same tools after the last disturbance",
+            f"≤ {ALIKE_SECONDS:.0f} s",
+            f"{tally.alike_after:.2f} s",
+            tally.alike_after <= ALIKE_SECONDS,
+        ),
+        Verdict("disturbances", "", ", ".join(f"{count} {what}" for what, count in sorted(tally.events.items()))),
         Verdict("calls", "", str(total)),
         Verdict("lost calls of `write`, in flight on a bus that went", "", str(lost)),
         Verdict("longest call", "", f"{tally.longest:.2f} s"),
@@ -225,11 +424,19 @@ def _shared(tally: Tally) -> list[Verdict]:
     ]
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
-    parser = parser_of("buses", __doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long (default: 60)")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between two disturbances (default: 5)")
+def main(words: Sequence[str] | None = None, *, chaos: bool = False) -> int:
+    """Runs the command line; returns the exit code.
+
+    Args:
+        chaos: whether plugins and the ways to them are disturbed too.
+    """
+    if words and words[0] == "--plugin":
+        asyncio.run(plugin_process(words[1], Path(words[2])))
+        return 0
+    parser = parser_of("chaos buses" if chaos else "buses", __doc__)
+    length, pause = (600.0, 3.0) if chaos else (60.0, 5.0)
+    parser.add_argument("--seconds", type=float, default=length, help=f"how long (default: {length:g})")
+    parser.add_argument("--every", type=float, default=pause, help=f"seconds between disturbances (default: {pause:g})")
     parser.add_argument("--seed", type=int, default=None, help="of the disturbances (default: a new one)")
     parser.add_argument("--end", choices=ENDS, default=None, help="the only disturbance (default: all)")
     add_results(parser, "the outcomes")
@@ -237,10 +444,12 @@ def main(words: Sequence[str] | None = None) -> int:
     console = console_of()
     say = printer(console)
     seed = options.seed if options.seed is not None else random.randrange(1_000_000)
-    tally = asyncio.run(play(options.seconds, options.every, [options.end] if options.end else ENDS, seed, say))
+    ends = [options.end] if options.end else ENDS
+    tally = asyncio.run(play(options.seconds, options.every, ends, seed, say, chaos=chaos))
     verdicts = judge(tally)
     verdict_table("Several buses", verdicts).show(console)
-    say(repeat_command("buses", {"--seed": seed, "--seconds": options.seconds, "--every": options.every}))
+    given = {"--seed": seed, "--seconds": options.seconds, "--every": options.every}
+    say(repeat_command("chaos", given, "buses") if chaos else repeat_command("buses", given))
     write_json(options.json, {"seed": seed, "outcomes": dict(tally.outcomes)})
     return int(not all(verdict.good for verdict in verdicts))
 

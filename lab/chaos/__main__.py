@@ -7,9 +7,10 @@ import asyncio
 import logging
 import random
 import shutil
+import sys
 from pathlib import Path
 
-from lab import commands
+from lab import buses, commands
 from lab.chaos.cast import cast
 from lab.chaos.report import show, to_json
 from lab.chaos.run import Run
@@ -36,6 +37,8 @@ def _options() -> tuple[argparse.Namespace, Path]:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["buses"]:
+        return buses.main(sys.argv[2:], chaos=True)
     options, folder = _options()
     console = commands.console_of()
     print_line = commands.printer(console)

@@ -13,7 +13,7 @@ import pytest
 from tests.parts.tasks.samples import Clock, scope_of
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.access.identity import Principal
-from toolbus.errors import Code
+from toolbus.errors import Code, Stage
 from toolbus.functions.reply import image
 from toolbus.functions.runner import run_handler
 from toolbus.functions.scope import ToolScope
@@ -214,6 +214,12 @@ async def test_a_task_of_another_bus_is_not_called_unknown() -> None:
         for tool in ("check_task", "await_task", "cancel_task"):
             here = await bus.call(f"toolbus:{tool}", {"task_id": task_id})
             assert "begun at another bus" in here.text
+            assert here.error is not None
+            assert (here.error.code, here.error.stage, here.error.retry_safe) == (
+                Code.UNAVAILABLE,
+                Stage.NOT_DISPATCHED,
+                True,
+            )
             there = await other.call(f"toolbus:{tool}", {"task_id": task_id})
             assert "you have no task" in there.text
         for unknown in ("task_1", "task_" + "x" * 20, "x" * 25, new_id()):

@@ -281,6 +281,17 @@ class Store:
         """Returns the time in seconds since the epoch, by the clock that all buses of these rows have."""
         return self._driver.now()
 
+    def other_bus(self, home: str) -> tuple[str, bool | None]:
+        """Returns the name of another bus that shares the rows, and whether it is connected with them.
+
+        Args:
+            home: as the ids of its tasks end.
+
+        Returns:
+            "" and None where that is not known.
+        """
+        return "", None
+
     def secret(self, name: str) -> bytes | None:
         """Returns random bytes that all buses of these rows have; None where each bus has its own."""
         return None

@@ -221,6 +221,24 @@ class PostgresDriver(Driver):
         written = self._written
         return self._moment, frozenset(kind for kind, moment in written.items() if moment > after)
 
+    def is_connected(self, suffix: str) -> bool | None:
+        """Tells whether a bus whose name ends so has a connection; None where the database is away, or a pooler's."""
+        if self._away or not self.hears:
+            return None
+
+        async def read(connection: Connection) -> bool:
+            found = await connection.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
+                "AND starts_with(application_name, 'toolbus ') AND right(application_name, %s) = %s LIMIT 1",
+                (len(suffix), suffix),
+            )
+            return await found.fetchone() is not None
+
+        try:
+            return self._do("results", read, RESULT_SECONDS)
+        except (psycopg.Error, OSError):
+            return None
+
     def now(self) -> float:
         return time.monotonic() + self._offset
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from toolbus.bus.catalog.entry import Entry
@@ -51,6 +53,8 @@ class PostgresRoom(Room):
         directory = self.core.config.data_dir
         if self._store is not None:
             self._store.secret("mcp")  # from now on it is in memory, whatever becomes of the database
+            with suppress(WriteFailed):  # its name is told at the next start
+                self._store.name_home(f"{socket.gethostname()} ({' '.join(self.core.config.grpc)})")
         if self._store is not None and directory is not None:
             from toolbus.parts.postgres.logins import SharedLogins
 

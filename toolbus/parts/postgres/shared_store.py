@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,6 +31,12 @@ SECRETS = Kind(  # by name, in base64
 )
 
 
+HOMES = Kind(  # by the end of the ids of its tasks: what people call a bus
+    "homes", needed=False, without="call buses by the ends of the ids of their tasks", shared="settings"
+)
+HOME_DIGITS = 4  # in the ids of tasks
+
+
 COPIES = Kind(  # of this bus: by shared kind its rows as they were read last, and when
     "shared_copies", needed=False, without="wait for the database at a start"
 )
@@ -40,7 +48,8 @@ def shared_store(config: Config) -> Store:
     assert url is not None  # else the core makes the store
     store = SharedStore.of(config.data_dir)
     assert isinstance(store, SharedStore)
-    store.share(PostgresDriver(url, config.bus_id[:8]))
+    store.home = hashlib.sha256(config.bus_id.encode()).hexdigest()[:HOME_DIGITS]
+    store.share(PostgresDriver(url, f"{socket.gethostname()[:30]}.{store.home}"))
     return store
 
 
@@ -53,6 +62,7 @@ class SharedStore(Store):
     def __init__(self, driver: Driver, directory: Path | None = None) -> None:
         super().__init__(driver, directory)
         self._own = driver
+        self.home = ""  # the end of the ids of this bus's tasks; set before it is opened
         self._postgres: PostgresDriver | None = None  # None until `share`
         self._stores: dict[str, Store] = {}  # by what kinds are: each has a lock of its own
         self._loop: asyncio.AbstractEventLoop | None = None  # of the bus; None until open
@@ -151,6 +161,15 @@ class SharedStore(Store):
         """Raises `NotShared` where the kind is shared and the database away."""
         if kind.shared:
             self.database.check()
+
+    def name_home(self, name: str) -> None:
+        """Tells the other buses what people call this one."""
+        if self.load(HOMES).get(self.home) != name:
+            self.write(HOMES, {self.home: name})
+
+    def other_bus(self, home: str) -> tuple[str, bool | None]:
+        """Returns the name of another bus, and whether it is connected with the database: `Store.other_bus`."""
+        return str(self.load(HOMES).get(home, "")), self.database.is_connected(f".{home}")
 
     def now(self) -> float:
         """Returns the time by the clock of the shared database."""

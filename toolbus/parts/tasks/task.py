@@ -16,8 +16,9 @@ from enum import StrEnum
 from typing import Any
 
 from toolbus.common.text import repair_utf8, shorten
-from toolbus.errors import Code
+from toolbus.errors import Code, PeerLost
 from toolbus.functions.reply import dump_output
+from toolbus.functions.runner import CallLost
 from toolbus.protocol.tool import Progress, Result
 
 _LIKE_A_SOURCE = re.compile(r"(?:user:)*source:")  # users may choose their own ids
@@ -157,6 +158,7 @@ class Task:
         return fields
 
 
+HOME_SECONDS = 60.0  # the hint when to ask again for a task whose bus is away
 ID_DIGITS, HOME_DIGITS = 16, 4  # of an id, in hex: what cannot be guessed, and what names the bus
 
 
@@ -179,6 +181,13 @@ def is_of_another(task_id: str, home: str) -> bool:
     digits = task_id.removeprefix("task_")
     formed = task_id.startswith("task_") and len(digits) == ID_DIGITS + HOME_DIGITS and bool(home)
     return formed and not set(digits) - set("0123456789abcdef") and not digits.endswith(home)
+
+
+class HomeAway(PeerLost, CallLost):
+    """The bus at which a task was begun is not there to tell how it is; its result may come when that is back."""
+
+    def __init__(self, text: str) -> None:
+        CallLost.__init__(self, text, ran=False, retry_after=HOME_SECONDS)
 
 
 def owner_of(user_id: str, account: str) -> str:

@@ -40,6 +40,8 @@ from toolbus.parts.tasks.delivery import (
 from toolbus.parts.tasks.task import (
     CANCELLED,
     ENDED_WITH_PROCESS,
+    HOME_DIGITS,
+    HomeAway,
     Status,
     Task,
     envelope,
@@ -523,11 +525,26 @@ class TaskManager:
             return None if task is None else self._now(task)
 
     async def find(self, task_id: str, user_id: str | None = None) -> Task | None:
-        """Returns a task as it is now: `get_result`; or as another bus wrote it, where buses share their results."""
-        if not (self._shares and self._store is not None and is_of_another(task_id, self.home)):
+        """Returns a task as it is now: `get_result`; or as another bus wrote it, where buses share their results.
+
+        Raises:
+            HomeAway: it was begun at another bus, which is not there: nobody knows how it is.
+        """
+        if not is_of_another(task_id, self.home):
             return self.get_result(task_id, user_id)
-        task = await asyncio.to_thread(self._store.find_elsewhere, task_id)
-        return task if task is not None and user_id in (None, task.owner) else None
+        task, name, there = None, "", None
+        if self._shares and self._store is not None:
+            task = await asyncio.to_thread(self._store.find_elsewhere, task_id)
+            if task is not None and (not task.running or user_id not in (None, task.owner)):
+                return task if user_id in (None, task.owner) else None
+            name, there = await asyncio.to_thread(self._store.home_of_task, task_id)
+        if there is not False and (task is not None or there):
+            return task
+        raise HomeAway(
+            f"{task_id} was begun at another bus, its home {name or f'…{task_id[-HOME_DIGITS:]}'}, which is away or is "
+            "not asked here: it may go on there, or have ended with that bus. Try again later, and do not call the "
+            "tool again for this"
+        )
 
     async def _await_elsewhere(self, task_id: str, timeout: float, user_id: str | None) -> Task | None:
         end = self._monotonic() + min(timeout, self._max_wait_seconds)
@@ -545,8 +562,11 @@ class TaskManager:
 
         Returns:
             The task as it is then; None where the id is unknown, or the task is another user's.
+
+        Raises:
+            HomeAway: as `find`.
         """
-        if self._shares and is_of_another(task_id, self.home):
+        if is_of_another(task_id, self.home):
             return await self._await_elsewhere(task_id, timeout, user_id)
         waiter: asyncio.Future[Task] = asyncio.get_running_loop().create_future()
         with self._lock:

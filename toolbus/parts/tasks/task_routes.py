@@ -33,7 +33,10 @@ AWAIT_SECONDS = 30.0  # less than the timeouts of common clients
 
 TaskId = Annotated[str, Path(description="As the call was answered with it.", examples=["task_0123456789abcdef"])]
 OneStatus = Annotated[Literal["", "running", "completed", "failed"], Query(description="Empty for all.")]
-NO_TASK: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "That user has no such task."}}
+NO_TASK: dict[int | str, dict[str, Any]] = {
+    404: {"model": Problem, "description": "That user has no such task."},
+    503: {"model": Problem, "description": "It was begun at another bus, which is away."},
+}
 
 
 # -- bodies ---------------------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ def _changes(routes: APIRouter) -> None:
         parts = parts_of(request)
         owner = task_owner(request, user_id)
         cancelled = tasks_of(parts).cancel(task_id, owner)
-        task = tasks_of(parts).get_result(task_id, owner)
+        task = await tasks_of(parts).find(task_id, owner)
         if task is None:
             return _not_found(task_id)
         return json_response({"ok": True, "task_id": task_id, "cancelled": cancelled, "status": task.status.shown})

@@ -108,6 +108,10 @@ class TaskStore:
             log.error("a task of another bus cannot be read: %s", shorten(str(error), 200))
             return None
 
+    def home_of_task(self, task_id: str) -> tuple[str, bool | None]:
+        """Returns the name of the bus of a task, and whether it is there: `Store.other_bus`."""
+        return self._store.other_bus(task_id[-HOME_DIGITS:])
+
     def put(self, task: Task) -> None:
         """Persists a task as it is now; returns before it is written."""
         self._change({task.task_id: task})

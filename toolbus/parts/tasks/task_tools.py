@@ -14,7 +14,7 @@ from toolbus.common.text import quote
 from toolbus.functions.reply import Err, Reply
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import llm_tool
-from toolbus.parts.tasks.task import Task, envelope, is_of_another, owner_of
+from toolbus.parts.tasks.task import Task, envelope, owner_of
 from toolbus.parts.tasks.task_manager import TaskManager
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
 
@@ -95,20 +95,15 @@ class TaskTools:
         """Ends a task."""
         owner = owner_of_scope(scope)
         cancelled = self._tasks.cancel(task_id, owner)
-        task = self._tasks.get_result(task_id, owner)
         if cancelled:
             return {"task_id": task_id, "cancelled": True}
+        task = await self._tasks.find(task_id, owner)
         if task is None:
             return self._unknown(task_id)
         note = f"It was not running any more: it is {task.status.shown}."
         return {"task_id": task_id, "cancelled": False, "status": task.status.shown, "note": note}
 
     def _unknown(self, task_id: str) -> Err:
-        if is_of_another(task_id, self._tasks.home):
-            return Err(
-                f"{task_id} was begun at another bus, which this program does not use now. It goes on there: try again "
-                "later, and do not call the tool again for this"
-            )
         return Err(
             f"you have no task {quote(task_id)}: call list_tasks to see your tasks. A finished task expires later"
         )

@@ -35,7 +35,7 @@ from toolbus.parts.mcp.server.mcp_request import SERVER_INFO, CallParams, McpReq
 from toolbus.parts.mcp.server.server import McpServer
 from toolbus.parts.mcp.server.sessions import ClientCapabilities, McpSession
 from toolbus.parts.mcp.server.subscriptions import LISTS, MAX_WATCHED, Json, Listener, Notify
-from toolbus.parts.tasks import Status, Task, owner_of
+from toolbus.parts.tasks import HomeAway, Status, Task, owner_of
 from toolbus.protocol.input_requests import InvalidInput, read_requests
 from toolbus.protocol.limits import MAX_SEARCH_RESULTS
 from toolbus.protocol.questions import ACCEPTS, NEEDS_INPUT
@@ -155,7 +155,10 @@ async def _find(server: McpServer, request: McpRequest) -> Task:
     check_tasks(request)
     signed = request.text("taskId")
     task_id = _unsigned(server, request, signed)
-    task = None if task_id is None else await server.tasks.find(task_id, owner(server, request))
+    try:
+        task = None if task_id is None else await server.tasks.find(task_id, owner(server, request))
+    except HomeAway as away:
+        raise RpcError(McpCode.INTERNAL, str(away)) from None
     if task is None:
         raise RpcError(McpCode.INVALID_PARAMS, f"there is no task {quote(signed)}; a finished task expires later")
     return task
