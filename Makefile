@@ -116,8 +116,8 @@ rotation: $(VENV)/dev.stamp ## renew and rotate all keys 20 times under load, an
 chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60"; ARGS=buses for several buses)
 	@exec $(BIN)/python -m lab.chaos $(ARGS)
 
-try-buses: $(VENV)/dev.stamp ## run three buses under load, and kill, freeze or shut down one every 5 s (ARGS="--seconds 600 --seed 7")
-	@exec $(BIN)/python -m lab.buses $(ARGS)
+try-buses: $(VENV)/dev.stamp ## run three buses under load, and kill, freeze or shut down one every 5 s (ARGS="--seconds 600 --seed 7"; ARGS=rolling restarts them under hosts of every kind)
+	@exec $(BIN)/python -m lab.$(if $(filter rolling,$(ARGS)),rolling $(filter-out rolling,$(ARGS)),buses $(ARGS))
 
 soak: $(VENV)/dev.stamp ## keep a bus busy for 30 minutes; its memory must not grow (ARGS="--minutes 5 --svg soak.svg")
 	@exec $(BIN)/python -m lab.soak $(ARGS)
@@ -161,7 +161,7 @@ coverage: $(VENV)/dev.stamp ## run all tests and report the branch coverage of t
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not browser and not console and not lab and not network" --cov --cov-report= --cov-fail-under=0 $(ARGS); \
 	tests=$$?; $(BIN)/coverage report && exit $$tests
 
-bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, growth, gateway, mcp, mounts, hosts, sdk, search, exports, dropin, tls or watching)
+bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, buses, growth, gateway, mcp, mounts, hosts, sdk, search, exports, dropin, tls or watching)
 	@exec $(BIN)/python -m lab.benchmarks $(ARGS)
 
 docs: $(VENV)/docs.stamp ## build the site of the documentation into site/; a broken link or anchor fails

@@ -49,17 +49,17 @@ def sessions(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 
 
 async def _among(plan: Plan, count: int, repeats: int) -> Measured:
-    _open_files(count)
+    open_files(count)
     with plan.stage() as stage:
         bus, address, _ = stage.bus()
         stage.module("load.plugin", address).line()
         host = peer.Peer(address)
         await host.attach("bench-host", [])
-        before = await _resident(bus)
+        before = await resident(bus)
         began_at = time.perf_counter()
-        async with _crowd(address, count) as crowd:
+        async with crowd_of(address, count) as crowd:
             attached = (time.perf_counter() - began_at) * 1e6 / count
-            held = await _resident(bus) - before
+            held = await resident(bus) - before
             found: dict[Column, Sequence[float]] = {("attach", "µs"): [attached]}
             found |= await operation_costs(host, crowd[0], repeats)
             if count >= MIN_FOR_MEMORY:
@@ -68,7 +68,7 @@ async def _among(plan: Plan, count: int, repeats: int) -> Measured:
         return found
 
 
-def _open_files(count: int) -> None:
+def open_files(count: int) -> None:
     """Allows this process and its children as many open files as so many connections need."""
     needed = count + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -79,18 +79,18 @@ def _open_files(count: int) -> None:
 
 
 async def _bare(plan: Plan, count: int) -> Measured:
-    _open_files(count)
+    open_files(count)
     with plan.stage() as stage:
         server = stage.module("benchmarks.relay", "bare")
         address = address_of(server.line())
-        before = await _resident(server)
-        async with _crowd(address, count):
-            held = await _resident(server) - before
+        before = await resident(server)
+        async with crowd_of(address, count):
+            held = await resident(server) - before
         return {MEMORY: [held / count / 1e3]}
 
 
 @asynccontextmanager
-async def _crowd(address: str, count: int, *, watch: bool = False) -> AsyncIterator[list[peer.Peer]]:
+async def crowd_of(address: str, count: int, *, watch: bool = False) -> AsyncIterator[list[peer.Peer]]:
     """Attaches so many peers, and has their heartbeats answered; watchers are read by the caller."""
     waiting = iter(range(count))
     crowd: list[peer.Peer] = []
@@ -115,7 +115,7 @@ async def _close(crowd: list[peer.Peer]) -> None:
     await asyncio.gather(*(one.close() for one in crowd))
 
 
-async def _resident(child: Child) -> int:
+async def resident(child: Child) -> int:
     return await asyncio.to_thread(child.settled_bytes, SETTLE_SECONDS)
 
 
@@ -137,20 +137,20 @@ async def _held(bus: Child, address: str, plugins: Sequence[Child]) -> float:
     hosts = [peer.Peer(address, own_connection=True) for _ in plugins]
     for number, host in enumerate(hosts):
         await host.attach(f"bench-host-{number}", [])
-    before = await _resident(bus)
+    before = await resident(bus)
     for host in hosts:
         host.calls += [peer.call(str(number), number) for number in range(HELD_BY_ONE)]
         host.flush()
     for plugin in plugins:
         await asyncio.to_thread(plugin.line)  # each holds as many: calls go to the plugin with the fewest in flight
-    held = await _resident(bus) - before
+    held = await resident(bus) - before
     await _close(hosts)
     return held / (HOLDERS * HELD_BY_ONE) / 1e3
 
 
 def watchers(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Times one change of the catalog, to the moment when all watchers have read the change, beside bare streams."""
-    _open_files(WATCHERS)
+    open_files(WATCHERS)
     bus, address, _ = stage.bus()
     bare = stage.module("benchmarks.relay", "bare")
     bare_address = address_of(bare.line())
@@ -176,7 +176,7 @@ async def _announced(some: peer.Peer, name: str) -> None:
 
 async def _followed(server: Child, address: str, change: Change, repeats: int) -> Measured:
     process = psutil.Process(server.pid)
-    async with _crowd(address, WATCHERS, watch=True) as crowd:
+    async with crowd_of(address, WATCHERS, watch=True) as crowd:
         last, middle, spent = [], [], [processor_seconds(process)]
         for number in range(repeats + 1):
             name = f"new_{number}"

@@ -194,6 +194,11 @@ SUITES = {
             packages=("grpcio", "protobuf", "uvloop", "cryptography"),
         ),
         Suite(
+            name="buses",
+            facts=dict.fromkeys(("addresses", "plugins", "before", "memory", "at_rest"), "several"),
+            packages=("grpcio", "protobuf", "uvloop"),
+        ),
+        Suite(
             name="watching",
             contestants=contestants.WATCHING,
             ratios=(("toolbus", "unwatched"),),

@@ -20,6 +20,7 @@ from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.roles import ROLES
 from toolbus.bus.storage.store import Store
 from toolbus.errors import Unauthenticated
+from toolbus.parts.identity.scope_texts import Template, template
 from toolbus.parts.mcp.server.room import McpServerRoom
 from toolbus.testing import running_bus
 
@@ -147,9 +148,12 @@ async def test_an_approval_offers_the_changed_tool_at_every_bus(url: str) -> Non
             await until_offered("buy", here, there)
 
 
-async def test_a_key_that_is_revoked_at_one_bus_is_refused_at_the_other_and_stays_so(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["host", "plugin"])
+async def test_a_key_that_is_revoked_at_one_bus_is_refused_at_the_other_and_stays_so(
+    url: str, tmp_path: Path, kind: Template
+) -> None:
     keys = KeysDirectory(tmp_path / "a", now=time.time(), host="localhost")
-    credential = keys.add("chat")
+    credential = keys.add("chat", template(kind))
     (tmp_path / "b").mkdir()
     shutil.copytree(keys.path, tmp_path / "b" / "keys")
     at: dict[str, Any] = {"https": "localhost:0", "http": "off"}
