@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, LiteralString, TypeVar
 from urllib.parse import urlsplit
 
@@ -178,14 +179,13 @@ class PostgresDriver(Driver):
         self._thread.start()
         try:
             self._ready.result(self._start_seconds)
+            return frozenset()
         except TimeoutError:
             why = self._away
             if self._rows:
                 return frozenset()
         except SetupError as error:
             why = str(error)
-        else:
-            return frozenset()
         self.close()
         raise SetupError(
             f"storage, {self}, cannot be used: {why}. Nothing was changed. Start the database, correct the URL, let "
@@ -223,21 +223,10 @@ class PostgresDriver(Driver):
 
     def is_connected(self, suffix: str) -> bool | None:
         """Tells whether a bus whose name ends so has a connection; None where the database is away, or a pooler's."""
-        if self._away or not self.hears:
-            return None
-
-        async def read(connection: Connection) -> bool:
-            found = await connection.execute(
-                "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
-                "AND starts_with(application_name, 'toolbus ') AND right(application_name, %s) = %s LIMIT 1",
-                (len(suffix), suffix),
-            )
-            return await found.fetchone() is not None
-
-        try:
-            return self._do("results", read, RESULT_SECONDS)
-        except (psycopg.Error, OSError):
-            return None
+        with contextlib.suppress(psycopg.Error, OSError):
+            if self.hears and not self._away:
+                return self._do("results", partial(_is_connected, suffix), RESULT_SECONDS)
+        return None
 
     def now(self) -> float:
         return time.monotonic() + self._offset
@@ -473,6 +462,16 @@ def _begin(work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return task
+
+
+async def _is_connected(suffix: str, connection: Connection) -> bool:
+    """Tells whether a bus whose name ends so has a connection."""
+    found = await connection.execute(
+        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
+        "AND starts_with(application_name, 'toolbus ') AND right(application_name, %s) = %s LIMIT 1",
+        (len(suffix), suffix),
+    )
+    return await found.fetchone() is not None
 
 
 async def _in_time(work: Coroutine[Any, Any, Result], connection: Connection | None = None) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.bus.keys.keys_directory import KeysDirectory
 from tests.support.served_bus import address_of, start_bus
 from tests.support.waiting import until, within
 from toolbus.bus import Bus, Config
@@ -19,6 +21,8 @@ from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.tool_spec import llm_tool, spec_of
+from toolbus.parts.identity.key_store import CredentialRequest
+from toolbus.parts.identity.scope_texts import template
 from toolbus.parts.mcp.client.entries import BUS_IN_FLIGHT, MountEntry
 from toolbus.parts.mcp.client.files import read_document
 from toolbus.parts.mcp.client.mount import Mount, MountState, MountTimings
@@ -27,6 +31,7 @@ from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.parts.mcp.server.room import McpServerRoom
 from toolbus.processes.supervisor import RestartPolicy
 from toolbus.sdk import Answer, CallContext, Host, Plugin, Progress, ToolScope
+from toolbus.testing import running_bus
 
 QUICK = MountTimings(relist_seconds=0.01, restarts=RestartPolicy(backoff_seconds=0.01, max_backoff_seconds=0.05))
 UP = (MountState.LIVE, MountState.DEGRADED)
@@ -159,6 +164,25 @@ async def test_user_level_role_and_trace_come_through_and_a_hidden_tool_stays_hi
         assert below.error is not None
         assert below.error.code is Code.NOT_FOUND
         assert "north:high" not in {each.name for each in await host.list()}
+
+
+async def test_over_mutual_tls_tools_are_listed_up_to_the_level_that_the_key_may_state(tmp_path: Path) -> None:
+    keys = KeysDirectory(tmp_path, now=time.time(), host="localhost")
+    made = keys.store.add(
+        "edge", template("host"), CredentialRequest(tmp_path / "edge.toolbus", 90, "mtls:localhost:1")
+    )
+    served: Any = {"grpc": ("mtls:localhost:0",), "data_dir": tmp_path}
+    async with running_bus(unix=False, **served) as bus, sites("edge") as (edge,):
+        north = Site("north", bus)
+        for level in (0, 89, 90):
+            north.offer(f"level_{level}", min_level=level)
+        port = north.grpc.rpartition(":")[2]
+        await edge.add(MountEntry("north", bus=f"mtls:localhost:{port}", credential=str(made.file)))
+        ann = CallContext("ann", {"level": "89"})
+        async with Host(edge.grpc) as host:
+            names = {each.name for each in await host.list(context=ann)}
+            assert {name for name in names if name.startswith("north:")} == {"north:level_0", "north:level_89"}
+            assert (await host.call("north:level_89", context=ann)).output == "north"
 
 
 async def test_progress_questions_and_failures_of_the_tool_come_through() -> None:

@@ -44,6 +44,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.mounts")
 
+USUAL_LEVELS = 1_023  # the highest level of users that most buses have is below
 RESTS = 5  # times what the last listing took: the pause before the next one, of a catalog that always changes
 OFFERED = ("live", "suspect", "draining")
 
@@ -219,7 +220,7 @@ class BusMount(Mount):
         self._most_missed = core.program.timings.missed_heartbeats
         self._changed = asyncio.Event()  # set when the other bus, or the connection to it, has changed
         self._was_ever_live = False
-        self._states_level = True  # whether lists are asked for with the highest level
+        self._level = MAX_LEVEL  # of users for whom lists are asked for: the highest that the other bus lets be stated
 
     def _make_handler(self, core: Core) -> BusHandler:
         return BusHandler(self.entry, core.calls.dispatcher, self)
@@ -283,6 +284,7 @@ class BusMount(Mount):
         Raises:
             ToolBusError: the other bus refuses this one, or the address or credential cannot be used.
         """
+        self._level = MAX_LEVEL
         settings, loop = await asyncio.to_thread(self._settings), asyncio.get_running_loop()
         changed = partial(loop.call_soon_threadsafe, self._changed.set)
         watching = Watching(settings.timings.settle, changed)
@@ -371,19 +373,32 @@ class BusMount(Mount):
     async def _list(self, connection: Connection) -> Listing:
         """Lists the tools for users of every level, as far as this bus may state one; offline ones too."""
         request = wire.ListRequest(include_offline=True)
-        if self._states_level:
-            request.context.attributes["level"] = str(MAX_LEVEL)
+        request.context.attributes["level"] = str(self._level)
         pages: list[wire.ListResponse] = []
         while not pages or pages[-1].next_page_token:
             request.page_token = pages[-1].next_page_token if pages else ""
             try:
                 pages.append(await self._ask(connection, request, LIST_SECONDS))
             except NotPermitted:
-                if not self._states_level:
+                if not self._level:
                     raise
-                self._states_level = False
+                self._level = await self._highest_level(connection)
                 return await self._list(connection)
         return Listing.of_pages(pages, 0)
+
+    async def _highest_level(self, connection: Connection) -> int:
+        """Finds the highest level that the key of this mount may state, which no message of a bus tells."""
+        allowed, refused = 0, self._level
+        while refused - allowed > 1:
+            level = USUAL_LEVELS if refused == MAX_LEVEL and not allowed else (allowed + refused) // 2
+            request = wire.ListRequest(names=["-"])
+            request.context.attributes["level"] = str(level)
+            try:
+                await self._ask(connection, request, LIST_SECONDS)
+                allowed = level
+            except NotPermitted:
+                refused = level
+        return allowed
 
     async def _ask(self, connection: Connection, request: wire.ListRequest, seconds: float) -> wire.ListResponse:
         """Sends a request.
