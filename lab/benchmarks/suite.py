@@ -104,6 +104,7 @@ SUITES = {
             name="growth",
             facts={
                 **dict.fromkeys(("catalog", "served"), "growth"),
+                "reads": "large_reads",
                 **dict.fromkeys(("sessions", "held_calls", "watchers"), "crowds"),
                 **dict.fromkeys(("start", "import_sdk"), "footprint"),
             },

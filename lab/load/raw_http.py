@@ -22,7 +22,7 @@ ANSWER_SECONDS = 25.0
 TOOL_SECONDS = 20.0  # in which a server that is still being mounted has to be listed
 _CLIENT = {"name": "lab", "version": "1"}
 _ABOUT = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": _CLIENT}  # the parameters of `initialize`
-_META = {
+META = {
     f"io.modelcontextprotocol/{name}": value
     for name, value in {"protocolVersion": MODERN, "clientInfo": _CLIENT, "clientCapabilities": {}}.items()
 }
@@ -126,7 +126,7 @@ class McpTarget(Target):
         if self._session is None:
             headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
             headers |= {"Mcp-Name": params["name"]} if "name" in params else {}
-            params = {**params, "_meta": _META}
+            params = {**params, "_meta": META}
         else:
             headers = {"MCP-Protocol-Version": LEGACY, **self._session}
         body = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}

@@ -446,7 +446,7 @@ class Tool:
             role=self.role,
             validate=self.validate,
             needs=self.needs,
-            **{name: getattr(self, name) for name in _SAME_ON_THE_WIRE},
+            **{name: value for name in _SAME_ON_THE_WIRE if (value := getattr(self, name))},
         )
         if self.annotations != _NO_ANNOTATIONS:
             message.annotations.CopyFrom(

@@ -83,19 +83,6 @@ def test_listings_of_one_role_and_of_all_roles_are_cached_side_by_side() -> None
         assert new == ["t7"], role
 
 
-def test_no_cached_listing_keeps_a_tool_that_has_left_its_role() -> None:
-    registry, plugin = Registry(("one", "two", "three")), PeerDouble("plugin")
-    registry.register(plugin, offered(tool("t")), roles=["two", "three"])
-    registry.listings()  # the entry of role two caches the listing of both
-    registry.register(plugin, offered(tool("t")), roles=["one"])
-    registry.listings()  # now the entry of role one does
-    registry.unregister("t", "three")
-    registry.listings()
-    entries = [entry for listing in registry.listings() for entry in listing.entries]
-    cached = [entry.shared_listing for entry in entries if entry.shared_listing]
-    assert [len(listing.entries) for _, listing in cached] == [2]
-
-
 def test_a_listing_is_new_once_a_tool_is_in_fewer_roles() -> None:
     registry, _ = _filled("one", "two")
     registry.listings()

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
 from tests.support.examples import examples
-from toolbus.bus.catalog.catalog_view import MAX_CACHED, CatalogView
+from toolbus.bus.catalog.catalog_view import MAX_BEHIND, MAX_CACHED, CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy
@@ -51,13 +51,15 @@ def test_without_rules_everyone_sees_the_same_list_which_is_built_once() -> None
     assert view.listings(user_id="ann") is view.listings(user_id="bob") is view.listings()
 
 
-def test_cached_listings_do_not_keep_a_withdrawn_tool_in_memory() -> None:
+def test_cached_listings_do_not_keep_a_withdrawn_tool_in_memory_for_long() -> None:
     core = three()
     view = permit(core, tools={"a": ["ann"]})
     core.plugin("q", tool("gone"))
     for user in ("ann", "bob", "cid"):
         assert "gone" in named(view.listings(user_id=user))
     core.registry.clear("q")
+    for _ in range(MAX_BEHIND + 1):
+        core.registry.suspend([], "a change of the catalog")
     assert "gone" not in named(view.listings(user_id="dan"))
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, ToolListing) and each.tool.name == "gone"]

@@ -165,12 +165,12 @@ async def test_what_is_known_is_not_sent_again_until_it_changes(bus: Bus, http: 
 async def test_an_export_is_written_once_per_revision_and_few_are_cached(
     bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[tuple[str, ...]] = []
+    written: list[int] = []
     write = export_routes._Writer.write
 
-    def noting(writer: Any, revision: int, tools: Any, names: Any) -> bytes:
-        written.append(names)
-        return write(writer, revision, tools, names)
+    def noting(writer: Any, view: Any, revision: int) -> bytes:
+        written.append(revision)
+        return write(writer, view, revision)
 
     monkeypatch.setattr(export_routes._Writer, "write", noting)
     for _ in range(3):

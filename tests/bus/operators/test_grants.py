@@ -77,7 +77,7 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     grants_of(core).revoke("q")
     assert core.refusal(host, "b").code is Code.UNAVAILABLE, "it never was, for this caller"
     grants_of(core).grant("p")
-    assert core.dispatcher.view.named(["a"], core.dispatcher.view.listings()), "the bus offers it again by itself"
+    assert core.dispatcher.view.listings(names=["a"]), "the bus offers it again by itself"
     plugin.send(results=[pb.ToolResult(call_id=next(iter(plugin.peer.pending)), output_json="7")])
     assert [result.output_json for result in host.results[running]] == ["7"]
 

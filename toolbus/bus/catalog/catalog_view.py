@@ -6,18 +6,48 @@ but the access rules, which it puts into force.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Generic, NamedTuple, TypeVar
 
 from toolbus.bus.access.identity import OBSERVER, Principal, Scopes
 from toolbus.bus.catalog.changes import CatalogChanges
-from toolbus.bus.catalog.entry import BUS_SOURCE, LENT_MODEL, Entry, ToolListing
+from toolbus.bus.catalog.entry import BUS_SOURCE, LENT_MODEL, Block, Entry, ToolListing
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry, is_public, listing_of
+from toolbus.common.newest import NewestCache
 from toolbus.errors import UnknownRole
 
-MAX_CACHED = 256  # lists of listings that are cached per revision
+MAX_CACHED = 256  # lists of listings, by last use
+MAX_BEHIND = 100  # revisions; an older list would hold removed tools in memory
+
+Made = TypeVar("Made")
+
+
+class PerBlock(Generic[Made]):
+    """What is made of each block of a list; made anew only of blocks that have changed. Safe from any thread."""
+
+    def __init__(self, make: Callable[[Block], Made]) -> None:
+        self._make = make
+        self._made: dict[int, tuple[Block, Made]] = {}  # by the identity of the block, of the list that came last
+
+    def of(self, blocks: Iterable[Block]) -> list[Made]:
+        """Returns what is made of each of some blocks."""
+        before = self._made
+        self._made = made = {id(block): before.get(id(block)) or (block, self._make(block)) for block in blocks}
+        return [each for _, each in made.values()]
+
+
+class VisibleList(NamedTuple):
+    """What a caller sees at a revision, while some rules are in force."""
+
+    revision: int
+    permissions: AccessRules
+    visible: PerBlock[Block]
+    blocks: tuple[Block, ...]
+    listings: tuple[ToolListing, ...]
 
 
 class CatalogView:
@@ -27,11 +57,8 @@ class CatalogView:
         self._registry = registry
         self._policy = policy
         self._revising = threading.Lock()  # one change of the rules at a time
-        # The listings that `named` looked at last, and an index of them by name.
-        self._index: tuple[tuple[ToolListing, ...], dict[str, list[ToolListing]]] = ((), {})
         registry.shows = lambda entry: policy.denial(OBSERVER, entry) is None
-        self._cache: dict[_CacheKey, tuple[int, tuple[ToolListing, ...]]] = {}  # revision and listings
-        self._cached_at = 0  # the revision of the cache: older listings would hold removed tools in memory
+        self._cache: NewestCache[_CacheKey, VisibleList] = NewestCache(MAX_CACHED)
 
     def __repr__(self) -> str:
         return f"<CatalogView revision={self.revision} cached={self.cached}>"
@@ -59,31 +86,73 @@ class CatalogView:
         *,
         principal: Principal = OBSERVER,
         include_offline: bool = False,
+        names: Iterable[str] | None = None,
     ) -> tuple[ToolListing, ...]:
         """Returns the tools that a caller could call, without the bus's own, in the order in which names came.
+
+        Args:
+            names: only those; they are looked up, however large the catalog is.
 
         Raises:
             UnknownRole: the role is not configured, or out of the caller's scope.
         """
+        if names is None:
+            return self.listed(role, user_id, level, principal=principal, include_offline=include_offline).listings
+        self._check_role(role, principal)
+        found = tuple(self._registry.named(names, role, include_offline=include_offline))
+        return self._visible_of(found, user_id, level, principal)
+
+    def listed(
+        self,
+        role: str | None = None,
+        user_id: str = "",
+        level: int = 0,
+        *,
+        principal: Principal = OBSERVER,
+        include_offline: bool = False,
+    ) -> VisibleList:
+        """Returns the same listings, in blocks too; a block that shows what it showed before is the same object.
+
+        Raises:
+            UnknownRole: the role is not configured, or out of the caller's scope.
+        """
+        self._check_role(role, principal)
+        scopes = principal.identity.scopes
+        revision, permissions = self._registry.revision, self._policy.permissions  # first: changed rules raise it
+        user = user_id if permissions else ""  # else it is the same list for everyone
+        key = (role, include_offline, user, level, principal.may_omit_user, scopes)
+        cached = self._cache.get(key)
+        if cached is None or cached.revision != revision:
+            if cached is None or cached.permissions is not permissions:
+                visible = PerBlock[Block](lambda block: self._visible_of(block, user_id, level, principal))
+            else:
+                visible = cached.visible
+            blocks = tuple(filter(None, visible.of(self._registry.blocks(role, include_offline=include_offline))))
+            listings = tuple(itertools.chain.from_iterable(blocks))
+            if any(first[-1].place > then[0].place for first, then in itertools.pairwise(blocks)):
+                # A name came later to the roles that remain in a listing.
+                listings = tuple(sorted(listings, key=lambda listing: listing.place))
+                blocks = (listings,)
+            cached = VisibleList(revision, permissions, visible, blocks, listings)
+            for other, each in [*self._cache.items()]:
+                if revision - each.revision > MAX_BEHIND:
+                    self._cache.pop(other, None)
+        if len(user) <= MAX_USER:  # no rule can name a longer one, and it may be of any size
+            self._cache[key] = cached
+        return cached
+
+    @staticmethod
+    def _check_role(role: str | None, principal: Principal) -> None:
         scopes = principal.identity.scopes
         if role and scopes is not None and not scopes.has_role(role):
             raise UnknownRole(role)
-        revision = self._registry.revision  # first: rules that change meanwhile raise it
-        user = user_id if self._policy.permissions else ""  # else it is the same list for everyone
-        key = (role, include_offline, user, level, principal.may_omit_user, scopes)
-        cached = self._cache.get(key)
-        if cached is None or cached[0] != revision:
-            listings = self._registry.listings(role, include_offline=include_offline)
-            visible = (self.visible(each, user_id, level, principal) for each in listings if is_public(each))
-            # Sorted again: a name may have come later to the roles that remain in a listing.
-            ordered = sorted((listing for listing in visible if listing is not None), key=lambda listing: listing.place)
-            cached = (revision, tuple(ordered))
-            if len(self._cache) >= MAX_CACHED or self._cached_at != revision:
-                self._cache.clear()
-                self._cached_at = revision
-            if len(user) <= MAX_USER:  # no rule can name a longer one, and it may be of any size
-                self._cache[key] = cached
-        return cached[1]
+
+    def _visible_of(self, block: Block, user_id: str, level: int, principal: Principal) -> Block:
+        """Returns the visible listings of a block: the block itself where those are all."""
+        visible = [(each, self.visible(each, user_id, level, principal)) for each in block if is_public(each)]
+        if len(visible) == len(block) and all(before is each for before, each in visible):
+            return block
+        return tuple(sorted((each for _, each in visible if each is not None), key=lambda listing: listing.place))
 
     def waiting(
         self, role: str | None = None, user_id: str = "", level: int = 0, *, principal: Principal = OBSERVER
@@ -95,17 +164,6 @@ class CatalogView:
         """
         visible = (self.visible(each, user_id, level, principal) for each in self._registry.waiting(role))
         return tuple(each for each in visible if each is not None)
-
-    def named(self, names: Iterable[str], listings: tuple[ToolListing, ...]) -> list[ToolListing]:
-        """Returns the listings of some names out of the result of `listings`, in its order, without a search."""
-        indexed = self._index
-        if indexed[0] is not listings:
-            by_name: dict[str, list[ToolListing]] = {}
-            for listing in listings:
-                by_name.setdefault(listing.tool.name, []).append(listing)
-            self._index = indexed = (listings, by_name)
-        matches = [listing for name in dict.fromkeys(names) for listing in indexed[1].get(name, ())]
-        return sorted(matches, key=lambda listing: listing.place)
 
     def own(self, principal: Principal = OBSERVER, source: str = BUS_SOURCE) -> tuple[ToolListing, ...]:
         """Returns those of the bus's own tools that the caller may use; none where it is not an administrator.

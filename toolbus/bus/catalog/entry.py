@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from toolbus.bus.catalog.schema import ArgumentChecker, SchemaFault, compile_output_schema, compile_schema
 from toolbus.bus.metrics.call_counts import CallCounts
@@ -365,8 +366,8 @@ class Entry:
     """The tool that one role has under one listed name."""
 
     __slots__ = (
-        *("bare_name", "counts", "current", "declarations", "displaced", "former", "last_error", "levels", "listing"),
-        *("name", "place", "shared_listing", "source", "suspended", "table", "trust", "warnings"),
+        *("bare_name", "counts", "current", "declarations", "displaced", "former", "last_error", "levels", "name"),
+        *("place", "source", "suspended", "table", "trust", "warnings"),
     )
 
     def __init__(self, table: RoleTable, name: str, bare_name: str, source: str, place: int) -> None:
@@ -385,10 +386,6 @@ class Entry:
         self.displaced = False  # whether another source has the name now, see `RoleTable.displace`
         self.suspended: Declaration | None = None  # its handler is unreachable; not offered until that resumes
         self.warnings: dict[str, str] = {}  # for operators, in addition to those about its schema, by topic
-        # Cached listings: of this entry alone, and together with the same tool of later roles. Each is valid only for
-        # the tool that is stored with it.
-        self.listing: tuple[Tool, ToolListing] | None = None
-        self.shared_listing: tuple[Tool, ToolListing] | None = None
 
     def __repr__(self) -> str:
         return f"<Entry {self.name} of {self.source} role={self.table.role} {self.current!r}>"
@@ -423,6 +420,7 @@ class Entry:
 
     def add(self, declaration: Declaration, handler: Handler) -> bool:
         """Adds a handler with its declaration. Returns whether the offered tool has changed."""
+        self.table.mark(self)
         key = declaration.tool.schema_hash
         before, min_level = self.current, declaration.tool.min_level
         same = self.declarations.get(key)
@@ -447,6 +445,7 @@ class Entry:
 
     def remove(self, handler: Handler) -> bool:
         """Removes a handler. Returns whether the offered tool has changed."""
+        self.table.mark(self)
         before = self.current
         self._drop_handler(handler)
         if self.suspended is not None and handler in self.suspended.handlers:
@@ -500,6 +499,10 @@ class Entry:
                 del self.former[next(iter(self.former))]
 
 
+BLOCK_PLACES = 512  # a change builds the listings of one block anew; 100,000 tools have 200 blocks
+MAX_MARKS = 5_000  # a list that misses more is built as a whole
+
+
 class RoleTable:
     """Holds the entries of one role, in the order in which their names came.
 
@@ -509,15 +512,24 @@ class RoleTable:
     Attributes:
         earlier: by listed name, the entries of sources that had the name before its present one, the newest last. They
             are displaced: never listed and not called. The newest has the name again when the present one leaves.
+        marks: what changed last, as the number of its block (see `BLOCK_PLACES`) and its listed name.
+        marked: how many marks there were.
     """
 
-    __slots__ = ("aliases", "earlier", "entries", "role")
+    __slots__ = ("aliases", "earlier", "entries", "marked", "marks", "role")
 
     def __init__(self, role: str | None) -> None:
         self.role = role  # None: the table for roles that are added later
         self.entries: dict[str, Entry] = {}
         self.earlier: dict[str, list[Entry]] = {}
         self.aliases: dict[str, dict[str, Entry]] = {}  # bare name → qualified entries, first registered first
+        self.marks: deque[tuple[int, str]] = deque(maxlen=MAX_MARKS)
+        self.marked = 0
+
+    def mark(self, entry: Entry) -> None:
+        """Notes that the listing of an entry is to be built anew."""
+        self.marks.append((entry.place // BLOCK_PLACES, entry.name))
+        self.marked += 1
 
     def get(self, name: str) -> Entry | None:
         """Returns the entry of a listed name, or of a bare name that no listed name hides."""
@@ -539,6 +551,7 @@ class RoleTable:
 
     def drop(self, entry: Entry) -> Entry | None:
         """Removes an entry. Returns the one of an earlier owner that has the name again: the newest that is offered."""
+        self.mark(entry)
         earlier = self.earlier.get(entry.name, [])
         back = None
         if entry.displaced:
@@ -547,6 +560,7 @@ class RoleTable:
             back = next((each for each in reversed(earlier) if each.current is not None), earlier[-1])
             earlier.remove(back)
             back.displaced = False
+            self.mark(back)
             self.put(back)
         else:
             del self.entries[entry.name]
@@ -567,7 +581,6 @@ class RoleTable:
         return own
 
     def _forget(self, entry: Entry) -> None:
-        entry.listing = entry.shared_listing = None  # they hold entries: cycles would wait for the garbage collector
         alias = self.aliases.get(entry.bare_name)
         if alias is not None:
             alias.pop(entry.name, None)
@@ -603,3 +616,8 @@ class ToolListing:
     def place(self) -> int:
         """Its position among others: the earliest of its entries."""
         return min(entry.place for entry in self.entries)
+
+
+# The listings of `BLOCK_PLACES` places. A list is a tuple of blocks; one whose tools have not changed stays the same
+# object, so what was made of it still holds (`PerBlock`).
+Block: TypeAlias = tuple[ToolListing, ...]

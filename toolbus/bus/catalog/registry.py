@@ -14,11 +14,15 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from toolbus.bus.catalog.changes import CatalogChanges, ChangeOutcome, Journal, LostTool
 from toolbus.bus.catalog.entry import (
+    BLOCK_PLACES,
     LENT_MODEL,
     MAX_EARLIER,
+    MAX_MARKS,
+    Block,
     CompiledTool,
     Declaration,
     Entry,
@@ -43,29 +47,70 @@ def is_public(listing: ToolListing) -> bool:
     return not is_operators(listing.source) and listing.tool.name != LENT_MODEL
 
 
-def build(tables: Sequence[RoleTable]) -> Iterable[ToolListing]:
-    """Yields a listing for each tool, in the order in which names came; one for all roles that have the same tool."""
-    if len(tables) == 1:
-        for entry in tables[0].entries.values():
-            yield _own_listing(entry)
-        return
+def build(tables: Sequence[RoleTable], names: Iterable[str]) -> Iterable[ToolListing]:
+    """Yields a listing for each tool of some names; one for all roles that have the same tool."""
+    entries = [[entry for name in names if (entry := table.entries.get(name))] for table in tables]
+    return listings_of(entries)
+
+
+def listings_of(entries: Sequence[Collection[Entry]]) -> Iterable[ToolListing]:
+    """Yields a listing for each tool of some roles; one for all roles that have the same tool."""
     grouped: dict[tuple[str, str, str, bool], list[Entry]] = {}
-    for table in tables:
-        for entry in table.entries.values():
-            key = (entry.name, entry.source, entry.tool.schema_hash, entry.current is None)
-            grouped.setdefault(key, []).append(entry)
-    listings = map(_shared_listing, grouped.values())
-    yield from sorted(listings, key=lambda listing: listing.place)
+    for entry in itertools.chain.from_iterable(entries):
+        key = (entry.name, entry.source, entry.tool.schema_hash, entry.current is None)
+        grouped.setdefault(key, []).append(entry)
+    return map(listing_of, grouped.values())
 
 
-def describe(tables: Iterable[RoleTable], name: str, source: str) -> list[ToolListing]:
-    """Returns the listings of one name of one source, as far as it is offered."""
-    by_hash: dict[str, list[Entry]] = {}
-    for table in tables:
-        entry = table.entries.get(name)
-        if entry is not None and entry.source == source and entry.current is not None:
-            by_hash.setdefault(entry.tool.schema_hash, []).append(entry)
-    return [listing_of(entries) for entries in by_hash.values()]
+class _Built:
+    """The listings of some role tables in blocks, as of a revision.
+
+    Attributes:
+        marked: how many marks of each table they contain.
+        by_number: the blocks by their numbers.
+        blocks: the same in order.
+    """
+
+    __slots__ = ("blocks", "by_number", "include_offline", "marked", "revision", "tables")
+
+    def __init__(
+        self, tables: Sequence[RoleTable], include_offline: bool, lock: AbstractContextManager[object]
+    ) -> None:
+        with lock:
+            self.tables, self.marked = tables, [table.marked for table in tables]
+            entries = [list(table.entries.values()) for table in tables]
+        self.include_offline, self.revision = include_offline, -1
+        self.by_number: dict[int, Block] = {}
+        # Without the lock: on a thread this holds up no change. What changes meanwhile is marked.
+        self._put(listings_of(entries), {})
+
+    def _put(self, listings: Iterable[ToolListing], found: dict[int, list[ToolListing]]) -> None:
+        for listing in listings:
+            if self.include_offline or listing.entry.current is not None:
+                found.setdefault(listing.place // BLOCK_PLACES, []).append(listing)
+        for number, block in found.items():
+            self.by_number[number] = tuple(sorted(block, key=lambda listing: listing.place))
+        self.blocks = tuple(self.by_number[number] for number in sorted(self.by_number) if self.by_number[number])
+
+    def misses_too_much(self) -> bool:
+        """Tells whether some of what changed is not marked any more."""
+        return any(table.marked - seen > MAX_MARKS for table, seen in zip(self.tables, self.marked, strict=True))
+
+    def update(self, revision: int) -> None:
+        """Builds anew what has changed; inside the registry's lock."""
+        tables, marks = self.tables, dict[tuple[int, str], None]()
+        for table, seen in zip(tables, self.marked, strict=True):
+            marks.update(dict.fromkeys(itertools.islice(reversed(table.marks), table.marked - seen)))
+        names = dict.fromkeys(name for _, name in marks)
+        numbers = {number for number, _ in marks}
+        for table in tables:  # a listing stands at the first place of all its roles
+            numbers.update(entry.place // BLOCK_PLACES for name in names if (entry := table.entries.get(name)))
+        others = {
+            number: [each for each in self.by_number.get(number, ()) if each.tool.name not in names]
+            for number in numbers
+        }
+        self._put(build(tables, names), others)
+        self.marked, self.revision = [table.marked for table in tables], revision
 
 
 def listing_of(entries: Sequence[Entry]) -> ToolListing:
@@ -73,30 +118,6 @@ def listing_of(entries: Sequence[Entry]) -> ToolListing:
     first = entries[0]
     roles = tuple(entry.table.role for entry in entries if entry.table.role is not None)
     return ToolListing(first.tool.renamed(first.name), first.source, roles, tuple(entries))
-
-
-# Entries cache their listings: with 100,000 tools, new ones for all of them after every change would cost a pass of the
-# garbage collector over everything that the process holds, each time a caller lists.
-def _own_listing(entry: Entry) -> ToolListing:
-    """Returns the listing of an entry alone."""
-    tool, cached = entry.tool, entry.listing
-    if cached is None or cached[0] is not tool:
-        cached = entry.listing = (tool, listing_of((entry,)))
-    return cached[1]
-
-
-def _shared_listing(entries: Sequence[Entry]) -> ToolListing:
-    """Returns the listing of a tool that several roles have; the first entry caches it, the others drop theirs."""
-    first, *others = entries
-    for entry in others:
-        entry.shared_listing = None
-    if not others:
-        first.shared_listing = None
-        return _own_listing(first)
-    tool, cached = first.tool, first.shared_listing
-    if cached is None or cached[0] is not tool or cached[1].entries != tuple(entries):
-        cached = first.shared_listing = (tool, listing_of(entries))
-    return cached[1]
 
 
 # Lookups of a name read the live tables without a lock: every change replaces a value in one step. A reader of
@@ -118,14 +139,14 @@ class Lookups:
         self.shows: Callable[[Entry], bool] = lambda entry: True  # whether watchers may see a tool; set by CatalogView
         self.revision = first_revision
         self.renamed: Mapping[str, str] = {}  # listed names that operators chose, by ``SOURCE:NAME``
-        # Cache: revision and listings, by role and whether offline tools are included.
         self._states: tuple[int, dict[str, int]] = (-1, {})  # a revision, and the counts of `count_states` then
-        self._listings: dict[tuple[str | None, bool], tuple[int, tuple[ToolListing, ...]]] = {}
         self._publish()
 
     def _publish(self) -> None:
         """Replaces the tables that lookups read, in one step: to be called when a role was added or removed."""
         self._configured, self._shown = self.tables.configured, self.tables.shown
+        # What `blocks` has built, by role and whether offline tools are included.
+        self._built: dict[tuple[str | None, bool], _Built] = {}
         self.first: dict[str, Entry] = next((table.entries for table in self._configured.values()), {})
 
     @property
@@ -137,6 +158,11 @@ class Lookups:
     def known_roles(self) -> tuple[str, ...]:
         """The configured roles and the reserved ones."""
         return (*self._configured, *self.tables.reserved)
+
+    @property
+    def size(self) -> int:
+        """How many entries all roles have that clients see."""
+        return sum(len(table.entries) for table in self._shown)
 
     def find(self, name: str, role: str = "") -> Entry | None:
         """Returns the entry of a name: in a role, or in the first role in order that offers it.
@@ -192,20 +218,44 @@ class Lookups:
         Raises:
             UnknownRole: the role is not configured.
         """
-        key = (role, include_offline)
-        cached = self._listings.get(key)
-        if cached is None or cached[0] != self.revision:
-            with self._lock:
-                built = self._build(role)
-                selected = built if include_offline else (item for item in built if item.entry.current is not None)
-                cached = (self.revision, tuple(selected))
-                self._listings[key] = cached
-        return cached[1]
+        return tuple(itertools.chain.from_iterable(self.blocks(role, include_offline=include_offline)))
 
-    def _build(self, role: str | None) -> Iterable[ToolListing]:
+    def blocks(self, role: str | None = None, *, include_offline: bool = False) -> tuple[Block, ...]:
+        """Returns the same listings in blocks.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        key = (role, include_offline)
+        built = self._built.get(key)
+        while built is None or built.revision != self.revision:
+            tables = self._tables_of(role)
+            if built is None or built.tables != tables or built.misses_too_much():
+                built = _Built(tables, include_offline, self._lock)
+            with self._lock:
+                if self._tables_of(role) == tables and not built.misses_too_much():
+                    built.update(self.revision)
+                    self._built[key] = built
+                    break
+        return built.blocks
+
+    def named(
+        self, names: Iterable[str], role: str | None = None, *, include_offline: bool = False
+    ) -> list[ToolListing]:
+        """Returns those of the listings that have some names.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        with self._lock:
+            found = build(self._tables_of(role), dict.fromkeys(names))
+            named = [each for each in found if include_offline or each.entry.current is not None]
+            return sorted(named, key=lambda listing: listing.place)
+
+    def _tables_of(self, role: str | None) -> tuple[RoleTable, ...]:
         if role is not None and role not in self._configured:
             raise UnknownRole(role)
-        return build([self._configured[role]] if role is not None else self._shown)
+        return (self._configured[role],) if role is not None else self._shown
 
     def begin_after(self, revision: int) -> None:
         """Goes on after a revision of an earlier run, if that is higher; before anything is served."""
@@ -227,7 +277,8 @@ class Lookups:
             changed: list[ToolListing] = []
             removed: list[tuple[str, str]] = []
             for (name, source), existed in was_listed.items():
-                listings = describe(self._shown, name, source)
+                named = build(self._shown, [name])
+                listings = [each for each in named if each.source == source and each.entry.current is not None]
                 if listings:
                     (changed if existed else added).extend(listings)
                 elif existed:
@@ -261,7 +312,9 @@ class Lookups:
         """Returns the listings of the tools that wait, for one role that does not exist or for all, by their places."""
         with self._lock:
             tables = self.tables.hidden()
-            listings = (listing for table in tables if role in (None, table.role) for listing in build([table]))
+            listings = (
+                listing for table in tables if role in (None, table.role) for listing in build([table], table.entries)
+            )
             own = (listing for listing in listings if listing.tool.role == listing.entry.table.role)
             return sorted(own, key=lambda listing: listing.place)
 
@@ -670,7 +723,6 @@ class Registry(Lookups):
                     self._drop(entry, visible)
             self.tables.remove(role, waiting)
             self._publish()
-            self._listings = {key: built for key, built in self._listings.items() if key[0] != role}
             for entry in () if self._configured else self.tables.future.entries.values():
                 self._journalize(entry, False)  # without roles, the tools for roles that are added later are listed
 

@@ -316,7 +316,7 @@ class RoleTables:
                 self._index.forget(entry)
                 continue
             if other is not None and other.source != entry.source and other.trust > entry.trust:
-                entry.name, entry.listing, entry.shared_listing = f"{entry.source}:{entry.bare_name}", None, None
+                entry.name = f"{entry.source}:{entry.bare_name}"
                 other = table.entries.get(entry.name)
             if other is not None:
                 former = other if other.source == entry.source else table.displace(other, entry.source)

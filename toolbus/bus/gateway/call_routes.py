@@ -439,7 +439,7 @@ class PlainRequests:
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = list_body(Request(scope))
+            body = await list_body(Request(scope))
         except ToolBusError:
             await self._app(scope, receive, send)
             return

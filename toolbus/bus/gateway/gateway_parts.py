@@ -26,6 +26,7 @@ SOURCE = "http"  # the source of calls over HTTP; of an identity with its name
 IDENTITY = "toolbus.identity"  # of an ASGI scope: who makes the request
 PAUSE = 9.0  # times what a large schema took to compile, before the next one
 LARGE = 8 * 1024  # characters of a schema that is compiled on a thread, since it would hold the loop
+MANY = 2_000  # entries of the catalog
 SCOPE_KEY = "toolbus.parts"  # of an ASGI scope
 
 T = TypeVar("T")
@@ -93,6 +94,12 @@ class GatewayParts:
         large = len(tool.parameters_json) > LARGE or '"pattern' in tool.parameters_json
         compiled = await self._compiled(tool) if large else None
         return self.registrations.register(source, tool, target, secret, compiled)
+
+    async def read(self, read: Callable[[], T]) -> T:
+        """Runs what reads a whole list of tools: on a thread where there are many, which would hold the loop."""
+        if self.core.catalog.registry.size <= MANY:
+            return read()
+        return await asyncio.to_thread(read)
 
     async def _compiled(self, tool: Tool) -> CompiledTool:
         limits = self.core.config.limits

@@ -11,10 +11,10 @@ from fastapi.responses import JSONResponse
 
 from toolbus.bus.access.identity import Principal, Scopes
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
+from toolbus.bus.catalog.catalog_view import CatalogView, PerBlock
 from toolbus.bus.catalog.changes import ChangeOutcome
-from toolbus.bus.catalog.entry import ToolListing
+from toolbus.bus.catalog.entry import Block, ToolListing
 from toolbus.bus.catalog.schema import SchemaFault, compile_output_schema, is_deeper
-from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback_context import WANTS_CONTEXT
 from toolbus.bus.gateway.contract_models import (
     ClearBody,
@@ -32,13 +32,14 @@ from toolbus.bus.gateway.contract_models import (
 )
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
 from toolbus.bus.gateway.json_response import json_bytes_response
+from toolbus.common.newest import NewestCache
 from toolbus.common.text import dump_json, is_utf8
 from toolbus.errors import InvalidTool
 from toolbus.protocol.tool import HINTS, Annotations, Limits, Tool
 
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
 LIST_PATH = "/api/tools"
-MAX_CACHED_LISTS = 64  # a list of a large catalog takes a megabyte
+MAX_CACHED_LISTS = 32  # by last use: one of a large catalog takes megabytes
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request cannot be read: not UTF-8, nested too deep, or two lengths."},
@@ -107,12 +108,12 @@ def router() -> APIRouter:
         level: Level = 0,
     ) -> Response:
         """Lists what a user may call, by role."""
-        return json_bytes_response(list_body(request, role or "", user_id, level))
+        return json_bytes_response(await list_body(request, role or "", user_id, level))
 
     return routes
 
 
-def list_body(request: Request, role: str = "", user_id: str = "", level: int = 0) -> bytes:
+async def list_body(request: Request, role: str = "", user_id: str = "", level: int = 0) -> bytes:
     """Returns the body of a list.
 
     Raises:
@@ -121,37 +122,35 @@ def list_body(request: Request, role: str = "", user_id: str = "", level: int = 
     """
     parts = parts_of(request)
     principal = principal_of(request, user_id, level)
-    return parts.cache(_ListCache).find(parts.core, principal, role, user_id, level)
+    lists = parts.cache(_ListCache)
+    return await parts.read(lambda: lists.find(parts.core.catalog.view, principal, role, user_id, level))
 
 
 class _ListCache:
-    """Caches lists as bytes, each written once per revision: main servers and plugins poll every few seconds."""
+    """Caches lists as bytes, by block: main servers and plugins poll every few seconds."""
 
     def __init__(self) -> None:
-        self._revision = 0  # of the catalog that the lists show
-        # By role ("": all), user, level and scopes.
-        self._lists: dict[tuple[str, str, int, Scopes | None], bytes] = {}
+        # By role, user, level and scopes.
+        self._lists: NewestCache[tuple[str, str, int, Scopes | None], PerBlock[bytes]] = NewestCache(MAX_CACHED_LISTS)
 
-    def find(self, core: Core, principal: Principal, role: str, user_id: str, level: int) -> bytes:
-        """Returns the response body for one role, or for all.
+    def find(self, view: CatalogView, principal: Principal, role: str, user_id: str, level: int) -> bytes:
+        """Returns the response body for one role, or with "" for all.
 
         Raises:
             UnknownRole: the role is not configured.
         """
-        registry, view = core.catalog.registry, core.catalog.view
-        if self._revision != registry.revision:
-            self._revision = registry.revision
-            self._lists.clear()
         user = user_id if view.permissions else ""  # without permissions all users share a list
-        key = (role, user, level, principal.identity.scopes)
-        if key not in self._lists:
-            roles = (role,) if role else view.roles(principal)
-            listings = {each: view.listings(each, user_id, level, principal=principal) for each in roles}
-            tools = {each: [describe_tool(listing) for listing in listed] for each, listed in listings.items()}
-            if len(self._lists) >= MAX_CACHED_LISTS:
-                self._lists.clear()
-            self._lists[key] = dump_json({"ok": True, "tools_by_role": tools}).encode()
-        return self._lists[key]
+        roles = []
+        for each in (role,) if role else view.roles(principal):
+            blocks = view.listed(each, user_id, level, principal=principal).blocks
+            key = (each, user, level, principal.identity.scopes)
+            self._lists[key] = texts = self._lists.get(key) or PerBlock(_described)
+            roles.append(b"%b:[%b]" % (dump_json(each).encode(), b",".join(texts.of(blocks))))
+        return b'{"ok":true,"tools_by_role":{%b}}' % b",".join(roles)
+
+
+def _described(block: Block) -> bytes:
+    return dump_json([describe_tool(listing) for listing in block])[1:-1].encode()
 
 
 def refuse_own_address(parts: GatewayParts, field: str, target: CallbackUrl) -> None:

@@ -140,10 +140,9 @@ class Introspection:
         context, principal = scope.context, principal_of(scope)
         if everything:
             principal = replace(principal, may_omit_user=True)
-        listings = self._view.listings(
-            None, context.user_id, level_of(context.attributes), principal=principal, include_offline=True
-        )
-        named = [each for each in self._view.named([name], listings) if source in ("", each.source)]
+        args = None, context.user_id, level_of(context.attributes)
+        found = self._view.listings(*args, principal=principal, include_offline=True, names=[name])
+        named = [each for each in found if source in ("", each.source)]
         return [_declaration(each, everything) for each in named[:MAX_DECLARATIONS]]
 
     def _calls(self, user_id: str | None, identity: Identity) -> list[Row]:

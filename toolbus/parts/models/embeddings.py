@@ -41,18 +41,35 @@ _TOKENIZER = Path("tokenizers", "l2_supercat_tokenizer_config.json")
 
 
 class EmbeddedTexts:
-    """The texts of one catalog, with the cache keys of their vectors."""
+    """The texts of one catalog, each in a row of its own.
+
+    Attributes:
+        texts: by row; None where a text was removed, whose cosine is 0.
+        changed: the rows whose vectors are not those of their texts yet.
+    """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = tuple(texts)
-        self.digests = tuple(hashlib.blake2b(text.encode(), digest_size=16).digest() for text in self.texts)
-        self.key = hashlib.blake2b(b"".join(self.digests), digest_size=16).digest()
+        self.texts: list[str | None] = [*texts]
+        self.changed = set(range(len(self.texts)))
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def __repr__(self) -> str:
         return f"<EmbeddedTexts {len(self)}>"
+
+    def put(self, row: int, text: str | None) -> None:
+        """Replaces or removes the text of a row, or adds it to the end."""
+        self.texts[row : row + 1] = [text]
+        self.changed.add(row)
+
+    def in_deviations(self, scores: Any) -> Any:
+        """Returns scores by row in standard deviations of those of the texts that are there."""
+        import numpy as np
+
+        removed = [row for row, text in enumerate(self.texts) if text is None] if None in self.texts else []
+        there = np.delete(scores, removed) if removed else scores
+        return (scores - there.mean()) / (there.std() or 1.0) if len(there) else scores
 
 
 class Embeddings:
@@ -73,7 +90,7 @@ class Embeddings:
         self.available = embedder is not False and installed
         self._lock = threading.Lock()  # one text is embedded once
         self._vectors: NewestCacheBySize[bytes, Any] = NewestCacheBySize(MAX_ENTRIES, max_bytes, _size)  # by text
-        self._matrices: NewestCacheBySize[bytes, Any] = NewestCacheBySize(MAX_ENTRIES, max_bytes, _size)  # by catalog
+        self._matrices: NewestCacheBySize[EmbeddedTexts, Any] = NewestCacheBySize(MAX_ENTRIES, max_bytes, _size)
 
     def __repr__(self) -> str:
         return f"<Embeddings {'available' if self.available else 'not installed'} vectors={len(self._vectors)}>"
@@ -85,10 +102,8 @@ class Embeddings:
             Exception: what the embedder raised, or that its vectors have the wrong shape.
         """
         with self._lock:
-            matrix = self._matrices.get(catalog.key)
-            if matrix is None:
-                matrix = self._matrix(catalog)
-            self._matrices[catalog.key] = matrix  # a catalog that is searched counts as the newest
+            self._matrices[catalog] = matrix = self._matrix(catalog)  # one that is searched counts as the newest
+            matrix = matrix[: len(catalog)]
             (vector,) = self._embed([query])
         if matrix.shape[0] and matrix.shape[1] != vector.shape[0]:
             raise ValueError(f"the embedder's vectors have {matrix.shape[1]} and {vector.shape[0]} numbers")
@@ -98,17 +113,29 @@ class Embeddings:
         return np.einsum("ij,j->i", matrix, vector) if matrix.shape[0] else np.zeros(0, np.float32)
 
     def _matrix(self, catalog: EmbeddedTexts) -> Any:
-        """Returns the vectors of a catalog's texts, one a row."""
+        """Returns the vectors of a catalog's texts, one a row, and perhaps further rows for texts to come."""
         import numpy as np
 
-        rows = {digest: row for digest in catalog.digests if (row := self._vectors.get(digest)) is not None}
-        missing = {
-            digest: text for digest, text in zip(catalog.digests, catalog.texts, strict=True) if digest not in rows
-        }
-        rows.update(zip(missing, self._embed([*missing.values()]), strict=True))
+        matrix, count = self._matrices.get(catalog), len(catalog)
+        rows = range(count) if matrix is None else sorted(catalog.changed)
+        texts = {row: text for row in rows if (text := catalog.texts[row]) is not None}
+        digests = {row: hashlib.blake2b(text.encode(), digest_size=16).digest() for row, text in texts.items()}
+        vectors = {each: vector for each in digests.values() if (vector := self._vectors.get(each)) is not None}
+        missing = {digest: texts[row] for row, digest in digests.items() if digest not in vectors}
+        vectors.update(zip(missing, self._embed([*missing.values()]), strict=True))
         for digest in missing:
-            self._vectors[digest] = rows[digest]
-        return np.stack([rows[digest] for digest in catalog.digests]) if rows else np.zeros((0, 0), np.float32)
+            self._vectors[digest] = vectors[digest]
+        if matrix is None or len(matrix) < count:
+            width = len(next(iter(vectors.values()))) if vectors else 0
+            grown: Any = np.zeros((count if matrix is None else count + count // 8, width), np.float32)
+            if matrix is not None and len(matrix):
+                grown[: len(matrix)] = matrix
+            matrix = grown
+        if matrix.shape[1]:
+            for row in rows:
+                matrix[row] = vectors[digests[row]] if row in digests else 0
+        catalog.changed.clear()
+        return matrix
 
     def _embed(self, texts: list[str]) -> list[Any]:
         """Returns the vectors of texts, each of length 1, or 0 where the embedder finds no meaning."""

@@ -10,13 +10,13 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field
 
 from toolbus.bus.access.identity import Principal
-from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.catalog_view import CatalogView, PerBlock
 from toolbus.bus.gateway.contract_models import Level, UserId
 from toolbus.bus.gateway.gateway_parts import parts_of, principal_of
 from toolbus.bus.gateway.json_response import json_bytes_response, write_json
@@ -24,9 +24,11 @@ from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
 from toolbus.parts.models.dialects.names import DIALECTS, find_dialect
+from toolbus.parts.models.dialects.wire_names import stem_of
 from toolbus.parts.models.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES, IndexCache
 from toolbus.protocol.tool import Tool
 
+PARTS = 5  # of an export that are JSON texts
 MAX_EXPORTS = 16  # in the cache, one for each dialect, role and user: one of a large catalog takes megabytes
 
 
@@ -141,13 +143,12 @@ def router() -> APIRouter:
         """Finds tools by what they do."""
         parts, principal = parts_of(request), principal_of(request, user_id, level)
         view = parts.core.catalog.view
-        revision = (view.revision, role, user_id if view.permissions else "", level, principal.identity.scopes)
-        tools = [listing.tool for listing in view.listings(role or None, user_id, level, principal=principal)]
+        key = (role, user_id if view.permissions else "", level, principal.identity.scopes)
         indexes = parts.core.rooms.provider(IndexCache)
         assert indexes is not None  # of the room that serves this endpoint
 
         def find() -> bytes:
-            index = indexes.index_of(revision, tools)
+            index = indexes.index_of_blocks(key, view.listed(role or None, user_id, level, principal=principal).blocks)
             return write_json(index.search(q, mode=mode, top_k=top_k, include_parameters=include_parameters))
 
         return json_bytes_response(await asyncio.to_thread(find))
@@ -194,47 +195,74 @@ class _ExportCache:
             UnknownRole: the role is not configured.
         """
         revision = view.revision
-        listings = view.listings(query.role or None, query.user_id, query.level, principal=query.principal)
-        tools = [listing.tool for listing in listings]
         export = self._exports.pop(query, None)  # while it is rewritten, another request makes one of its own
         if export is None or export.revision != revision:
-            writer = await asyncio.to_thread(_Writer, query.dialect) if export is None else export.writer
-            body = await asyncio.to_thread(writer.write, revision, tools, query.names)
+            writer = await asyncio.to_thread(_Writer, query) if export is None else export.writer
+            body = await asyncio.to_thread(writer.write, view, revision)
             export = _CachedExport(revision, writer, body, _etag(revision, query))
         self._exports[query] = export
         return export
 
 
+class _Piece(NamedTuple):
+    """The export of some tools.
+
+    Attributes:
+        texts: tools, names, hashes, losses and left_out as JSON text without the brackets.
+        taken: the names that no other piece may have.
+    """
+
+    texts: list[bytes]
+    tokens: int
+    taken: frozenset[str]
+
+
 class _Writer:
-    """Writes the exports for one query, revision after revision."""
+    """Writes the exports for one query, revision after revision: each block of the catalog once."""
 
-    def __init__(self, dialect: str) -> None:
-        from toolbus.parts.models.dialects.token_usage import (
-            CostCache,  # with the next line as long as an export itself
+    def __init__(self, query: _ExportQuery) -> None:
+        # As long as an export itself.
+        from toolbus.parts.models.dialects.token_usage import estimate_tokens
+
+        self._query = query
+        self._dialect = find_dialect(query.dialect)
+        self._estimate = estimate_tokens
+        self._pieces = PerBlock(lambda block: self._piece([listing.tool for listing in block]))
+
+    def write(self, view: CatalogView, revision: int) -> bytes:
+        """Returns the body.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        query = self._query
+        blocks = view.listed(query.role or None, query.user_id, query.level, principal=query.principal).blocks
+        if query.names:
+            pieces = [self._piece(*_select([listing.tool for block in blocks for listing in block], query.names))]
+        else:
+            pieces = self._pieces.of(blocks)
+            if len(frozenset().union(*(each.taken for each in pieces))) < sum(len(each.taken) for each in pieces):
+                # Names of two blocks meet on the wire: they are told apart together.
+                pieces = [self._piece([listing.tool for block in blocks for listing in block])]
+        tools, names, hashes, losses, left_out = (
+            b",".join(text for piece in pieces if (text := piece.texts[place])) for place in range(PARTS)
         )
+        return b'{"ok":true,"dialect":%b,"revision":%d,"tools":[%b],"names":{%b},"hashes":{%b},"losses":[%b],' % (
+            *(write_json(query.dialect), revision, tools, names, hashes, losses),
+        ) + b'"left_out":[%b],"tokens":%d}' % (left_out, sum(each.tokens for each in pieces))
 
-        self._name, self._dialect = dialect, find_dialect(dialect)
-        self._costs = CostCache()
-
-    def write(self, revision: int, tools: Sequence[Tool], names: Iterable[str]) -> bytes:
-        selected, unknown = _select(tools, names)
-        export = self._dialect.export(selected)
+    def _piece(self, tools: Sequence[Tool], unknown: Iterable[str] = ()) -> _Piece:
+        export = self._dialect.export(tools)
         missing = "no tool of this name is offered to this user"
-        response: dict[str, Any] = {
-            "ok": True,
-            "dialect": self._name,
-            "revision": revision,
-            "tools": export.tools,
-            "names": dict(export.names.to_bus),
-            "hashes": dict(export.hashes),
-            "losses": [asdict(loss) for loss in export.losses],
-            "left_out": [
-                *(asdict(each) for each in export.left_out),
-                *({"tool": name, "why": missing} for name in unknown),
-            ],
-            "tokens": sum(self._costs.of(export).values()),
-        }
-        return write_json(response)
+        left_out = [*map(asdict, export.left_out), *({"tool": name, "why": missing} for name in unknown)]
+        values: tuple[Any, ...] = (
+            *(export.tools, dict(export.names.to_bus), dict(export.hashes)),
+            *([asdict(loss) for loss in export.losses], left_out),
+        )
+        texts = [write_json(value)[1:-1] for value in values]
+        tokens = sum(map(self._estimate, export.tools))
+        stems = (stem_of(tool.name, export.names.rule) for tool in tools)
+        return _Piece(texts, tokens, frozenset((*export.names.to_bus, *filter(None, stems))))
 
 
 def _select(tools: Sequence[Tool], names: Iterable[str]) -> tuple[Sequence[Tool], list[str]]:

@@ -78,16 +78,8 @@ class ModelsRoom(Room):
         """Finds tools that the caller may call. Runs on a thread: a new catalog takes a while to be indexed."""
         query, options = search_arguments({name: value for name, value in arguments.items() if value is not None})
         user_id, level = scope.context.user_id, level_of(scope.context.attributes)
-        # The revision is read first: a change in between is found by the next search.
-        principal = principal_of(scope)
+        principal, view = principal_of(scope), self.core.catalog.view
         # The same key as that of a search over HTTP without a role, so that both use one index.
-        catalog = (
-            self.core.catalog.view.revision,
-            "",
-            user_id if self.core.catalog.view.permissions else "",
-            level,
-            principal.identity.scopes,
-        )
-        tools = [listing.tool for listing in self.core.catalog.view.listings(None, user_id, level, principal=principal)]
-        index = self.indexes.index_of(catalog, tools)
+        key = ("", user_id if view.permissions else "", level, principal.identity.scopes)
+        index = self.indexes.index_of_blocks(key, view.listed(None, user_id, level, principal=principal).blocks)
         return index.search(query, **options)

@@ -7,6 +7,7 @@ programs and the bus use the same index.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import logging
@@ -18,7 +19,7 @@ import unicodedata
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote, repair_utf8
@@ -43,6 +44,7 @@ MIN_COSINE = 0.12
 WORDS_WEIGHT = 0.3
 MAX_QUERY_PHRASES = 64  # each costs a lookup
 MAX_INDEXES = 8  # one for each role and host in use
+MAX_OF_PLACE = 1 << 20  # tools of one name in the roles of a bus
 
 # -- words -----------------------------------------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ def _meaning_text(tool: Tool) -> str:
 
 
 class ToolIndex:
-    """Searches one catalog, which does not change. Thread-safe.
+    """Searches one catalog. Thread-safe.
 
     Args:
         tools: the catalog; equal scores keep its order.
@@ -145,27 +147,50 @@ class ToolIndex:
     """
 
     def __init__(self, tools: Iterable[Tool], *, embeddings: Embeddings | None = None) -> None:
-        self._tools = tuple(tools)
+        self._tools: dict[int, Tool] = {}  # by number; the numbers rise in the order of the catalog
         self._embeddings = embeddings if embeddings is not None and embeddings.available else None
-        self._meanings: EmbeddedTexts | None = None  # None until the first search by meaning
-        self._casefolded = [(_casefold(tool.name), _casefold(tool.description)) for tool in self._tools]  # for keyword
+        self._meanings: _Meanings | None = None  # None until the first search by meaning
+        self._casefolded: dict[int, tuple[str, str]] = {}  # for keyword
         self._lock = threading.Lock()  # one statement at a time on the connection
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         # A cache may drop an index while another thread searches it, so the last reference closes the database.
         weakref.finalize(self, self._database.close)
-        tokenizer = _Tokenizer()
         with self._database:
             self._database.execute(  # contentless: `_tools` holds the texts
                 "CREATE VIRTUAL TABLE tools USING fts5("
                 "name, description, parameters, content = '', tokenize = 'porter unicode61 remove_diacritics 2')"
             )
-            self._database.executemany(
-                "INSERT INTO tools (rowid, name, description, parameters) VALUES (?, ?, ?, ?)",
-                (
-                    (number, *map(tokenizer.split, (tool.name, tool.description, _parameter_text(tool))))
-                    for number, tool in enumerate(self._tools)
-                ),
-            )
+        self.update({}, dict(enumerate(tools)))
+
+    def update(self, before: Mapping[int, Tool], after: Mapping[int, Tool]) -> None:
+        """Replaces a part of the catalog: tools by their numbers, which rise in the order of the catalog."""
+        removed = {number: tool for number, tool in before.items() if after.get(number) is not tool}
+        added = {number: tool for number, tool in after.items() if before.get(number) is not tool}
+        split = _Tokenizer().split
+        with self._lock, self._database:
+            for command, tools in (("'delete'", removed), ("NULL", added)):
+                self._database.executemany(
+                    f"INSERT INTO tools (tools, rowid, name, description, parameters) VALUES ({command}, ?, ?, ?, ?)",
+                    (
+                        (number, *map(split, (tool.name, tool.description, _parameter_text(tool))))
+                        for number, tool in tools.items()
+                    ),
+                )
+            last = next(reversed(self._tools), -1)
+            is_behind = any(number < last for number in added.keys() - self._tools.keys())
+            for number, tool in added.items():
+                self._tools[number] = tool
+                self._casefolded[number] = (_casefold(tool.name), _casefold(tool.description))
+            for number in removed.keys() - added.keys():
+                del self._tools[number], self._casefolded[number]
+            if is_behind:  # in the order of the catalog again
+                self._tools, self._casefolded = (
+                    dict(sorted(self._tools.items())),
+                    dict(sorted(self._casefolded.items())),
+                )
+                self._meanings = None
+            if self._meanings is not None and not self._meanings.update(removed, added):
+                self._meanings = None
 
     def __len__(self) -> int:
         return len(self._tools)
@@ -214,7 +239,8 @@ class ToolIndex:
         )
 
     def _by_words(self, query: str, limit: int) -> list[tuple[Tool, float]]:
-        return [(self._tools[number], score) for number, score in self._word_scores(_match(query), limit)]
+        scores = self._word_scores(_match(query), limit)
+        return [(tool, score) for number, score in scores if (tool := self._tools.get(number)) is not None]
 
     def _word_scores(self, match: str, limit: int) -> list[tuple[int, float]]:
         """Returns the places of tools in the catalog with their scores by an FTS5 expression, best first."""
@@ -233,11 +259,12 @@ class ToolIndex:
         if not substring:
             return []
         scored = [
-            (tool, 2.0 if substring in name else 1.0)
-            for tool, (name, description) in zip(self._tools, self._casefolded, strict=True)
+            (number, 2.0 if substring in name else 1.0)
+            for number, (name, description) in [*self._casefolded.items()]  # copied in one step
             if substring in name or substring in description
         ]
-        return sorted(scored, key=lambda hit: -hit[1])[:limit]
+        best = sorted(scored, key=lambda hit: -hit[1])[:limit]
+        return [(tool, score) for number, score in best if (tool := self._tools.get(number)) is not None]
 
     def _by_meaning(self, query: str, limit: int, *, words: bool) -> list[tuple[Tool, float]] | None:
         """Returns the tools nearest in meaning, or None where there are no embeddings or they failed.
@@ -250,23 +277,55 @@ class ToolIndex:
             return None
         if not query.strip() or not self._tools:
             return []
-        if self._meanings is None:
-            self._meanings = EmbeddedTexts([_meaning_text(tool) for tool in self._tools])
+        with self._lock:
+            if self._meanings is None:
+                self._meanings = _Meanings(self._tools)
+            meanings = self._meanings
         try:
-            scores = self._embeddings.similarities(query, self._meanings)
+            scores = self._embeddings.similarities(query, meanings.texts)
         except Exception as error:  # embeddings come from models and networks; bm25 works without them
             log.warning("the embedder failed with %s; bm25 answers instead", type(error).__name__)
             return None
+        numbers = meanings.numbers
         near = set((scores >= MIN_COSINE).nonzero()[0].tolist())
         if words:
-            scores = (scores - scores.mean()) / (scores.std() or 1.0)
+            scores = meanings.texts.in_deviations(scores)
             match = _match(query)
             phrases = match.count(" OR ") + 1
             for number, score in self._word_scores(match, MAX_WORD_HITS):
-                scores[number] += WORDS_WEIGHT * score / phrases
-                near.add(number)
-        best = (number for number in (-scores).argsort(kind="stable").tolist() if number in near)
-        return [(self._tools[number], float(scores[number])) for number in itertools.islice(best, limit)]
+                row = bisect.bisect_left(numbers, number)
+                if row < len(scores) and numbers[row] == number:
+                    scores[row] += WORDS_WEIGHT * score / phrases
+                    near.add(row)
+        best = (row for row in (-scores).argsort(kind="stable").tolist() if row in near)
+        hits = [(numbers[row], float(scores[row])) for row in itertools.islice(best, limit)]
+        return [(tool, score) for number, score in hits if (tool := self._tools.get(number)) is not None]
+
+
+class _Meanings:
+    """The texts of an index that are compared by meaning.
+
+    Attributes:
+        texts: in rows; numbers: of the tools in the same rows, rising; removed: the rows of former tools.
+    """
+
+    def __init__(self, tools: Mapping[int, Tool]) -> None:
+        self.texts = EmbeddedTexts([_meaning_text(tool) for tool in tools.values()])
+        self.numbers = [*tools]
+        self.removed: set[int] = set()
+
+    def update(self, removed: Mapping[int, Tool], added: Mapping[int, Tool]) -> bool:
+        """Takes changes over. Returns whether they are worth it: else all are to be compared anew."""
+        for number in removed:
+            row = bisect.bisect_left(self.numbers, number)
+            self.texts.put(row, None)
+            self.removed.add(row)
+        for number, tool in added.items():
+            row = bisect.bisect_left(self.numbers, number)
+            self.numbers[row : row + 1] = [number]
+            self.texts.put(row, _meaning_text(tool))
+            self.removed.discard(row)
+        return len(self.removed) <= len(self.numbers) // 8
 
 
 def modes_of(embeddings: Embeddings | None) -> tuple[str, ...]:
@@ -295,6 +354,18 @@ def _result(tool: Tool, score: float, include_parameters: bool) -> dict[str, Any
     return {"name": tool.name, "description": tool.description, **parameters, "score": round(score, 6)}
 
 
+class CatalogLine(Protocol):
+    """One line of a bus's catalog."""
+
+    @property
+    def tool(self) -> Tool:
+        """The tool."""
+
+    @property
+    def place(self) -> int:
+        """Its position among others."""
+
+
 class IndexCache:
     """Caches the indexes of the catalogs that were used last. Thread-safe.
 
@@ -306,6 +377,9 @@ class IndexCache:
         self._embeddings = Embeddings(embedder)  # shared by all indexes: a text is embedded once
         self._lock = threading.Lock()  # held while an index is built, so that each is built once
         self._indexes: NewestCache[Hashable, ToolIndex] = NewestCache(MAX_INDEXES)
+        self._of_blocks: NewestCache[Hashable, tuple[tuple[tuple[CatalogLine, ...], ...], ToolIndex]] = NewestCache(
+            MAX_INDEXES
+        )
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -324,6 +398,29 @@ class IndexCache:
                 index = ToolIndex(tools, embeddings=self._embeddings)
             self._indexes[revision] = index  # a used index counts as the newest
         return index
+
+    def index_of_blocks(self, key: Hashable, blocks: tuple[tuple[CatalogLine, ...], ...]) -> ToolIndex:
+        """Returns the index of a bus's catalog; only blocks that have changed are indexed anew.
+
+        Args:
+            key: who sees the catalog so: role, user, level, scopes.
+        """
+        with self._lock:
+            before, index = self._of_blocks.get(key) or ((), ToolIndex((), embeddings=self._embeddings))
+            index.update(_numbered(before, blocks), _numbered(blocks, before))
+            self._of_blocks[key] = blocks, index
+        return index
+
+
+def _numbered(blocks: Iterable[tuple[CatalogLine, ...]], others: Iterable[tuple[CatalogLine, ...]]) -> dict[int, Tool]:
+    """Returns the tools of blocks that are not among others, by numbers in the order of the catalog."""
+    known = set(map(id, others))
+    listings = (listing for block in blocks if id(block) not in known for listing in block)
+    return {
+        place * MAX_OF_PLACE + number: listing.tool
+        for place, same in itertools.groupby(listings, key=lambda listing: listing.place)
+        for number, listing in enumerate(same)
+    }
 
 
 SEARCH_TOOLS = "search_tools"

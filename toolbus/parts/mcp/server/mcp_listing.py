@@ -6,17 +6,21 @@ each revision of the catalog, and those of single tools across revisions, so tha
 
 from __future__ import annotations
 
+import asyncio
+import bisect
 import hashlib
+import itertools
 import logging
 import re
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from toolbus.bus.access.identity import Identity, Principal, Scopes
-from toolbus.bus.catalog.entry import Entry, ToolListing
+from toolbus.bus.catalog.entry import Block, Entry, ToolListing
 from toolbus.bus.core import Core
 from toolbus.bus.keys.seal import BrokenSeal, Sealer
 from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, read_state
@@ -63,6 +67,7 @@ class ToolNames:
         self._wire: dict[tuple[str, str], str] = {}  # the current wire name by profile and name on the bus
         self._missing: set[tuple[str, str]] = set()  # profile and name on the bus of tools not seen since the start
         self.unsaved = False  # whether names are not persisted yet
+        self._naming = threading.Lock()  # one name is given at a time
         earlier = self._store.load(NAMES)
         self._earlier = frozenset(earlier)  # the profiles that had names before the start
         for profile, names in earlier.items():
@@ -83,7 +88,10 @@ class ToolNames:
             self._missing.discard((profile.name, name))
         wire = self._wire.get((profile.name, name))
         if wire is None or len(wire) > profile.longest_name:
-            wire = self._new(profile, name, bare_name if source in profile.bare else name)
+            with self._naming:
+                wire = self._wire.get((profile.name, name))
+                if wire is None or len(wire) > profile.longest_name:
+                    wire = self._new(profile, name, bare_name if source in profile.bare else name)
         return wire
 
     def listed_as(self, profile: Profile, wire: str) -> str | None:
@@ -152,6 +160,8 @@ MAX_PAGE_BYTES = 2 * MIB  # some clients ask for the first page only, so nearly 
 TTL_MS = 1_000  # how long a modern client may cache a list; one that listens gets a notification sooner
 MAX_CATALOGS = 256  # in the cache: one for each profile, era and scope
 MAX_TEXTS = 500_000  # of single tools in the cache
+MANY = 2_000  # entries of the bus's catalog: with more, lists are built on a thread
+_DIGESTS = 1 << 256
 CURSOR = "cursor"  # the purpose of a sealed cursor
 
 
@@ -178,29 +188,32 @@ class Pages:
 
     Args:
         texts: the entries as JSON text, by their names.
+        names: the same names in order, where they are known.
     """
 
-    def __init__(self, texts: Mapping[str, bytes]) -> None:
-        self._texts = texts
-        self._first = self._page(list(texts))
+    def __init__(self, texts: Mapping[str, bytes], names: list[str] | None = None) -> None:
+        self.texts = texts
+        self.names = sorted(texts) if names is None else names
+        size = sum(map(len, texts.values())) + len(texts)
+        is_one = size <= MAX_PAGE_BYTES
+        self._first = (b",".join(texts.values()), None) if is_one else self._page(None)
 
     def page(self, after: str | None) -> tuple[bytes, str | None]:
         """Returns the entries after a name as JSON text without the brackets, and the page's last name.
 
         The name is None on the last page.
         """
-        return self._first if after is None else self._page([name for name in self._texts if name > after])
+        return self._first if after is None else self._page(after)
 
-    def _page(self, names: list[str]) -> tuple[bytes, str | None]:
-        if sum(len(self._texts[name]) + 1 for name in names) <= MAX_PAGE_BYTES:
-            return b",".join(self._texts[name] for name in names), None
-        names.sort()
-        texts, size = [self._texts[names[0]]], len(self._texts[names[0]])
-        for name in names[1:]:
-            size += len(self._texts[name]) + 1
-            if size > MAX_PAGE_BYTES:
-                return b",".join(texts), names[len(texts) - 1]
-            texts.append(self._texts[name])
+    def _page(self, after: str | None) -> tuple[bytes, str | None]:
+        texts, size = list[bytes](), 0
+        begin = 0 if after is None else bisect.bisect_right(self.names, after)
+        for number in range(begin, len(self.names)):
+            text = self.texts[self.names[number]]
+            size += len(text) + 1
+            if size > MAX_PAGE_BYTES and texts:
+                return b",".join(texts), self.names[number - 1]
+            texts.append(text)
         return b",".join(texts), None
 
 
@@ -228,14 +241,23 @@ class Catalog:
     Attributes:
         revision: of the bus's catalog.
         listings: the tools in their order, by name towards clients.
-        digest: of the list.
         pages: the list in pages.
+        total: the sum of the digests of its texts: a change takes one away and adds one.
+        blocks: of the bus's catalog, as they were listed.
+        contested: names that several listings would have.
     """
 
     revision: int
     listings: dict[str, ToolListing]
-    digest: bytes
     pages: Pages
+    total: int
+    blocks: tuple[Block, ...]
+    contested: frozenset[str]
+
+    @property
+    def digest(self) -> bytes:
+        """A digest of the list."""
+        return (self.total % _DIGESTS).to_bytes(32, "big")
 
 
 class Listings:
@@ -264,8 +286,16 @@ class Listings:
         key = (profile.name, modern, identity.scopes)
         catalog = self._catalogs.get(key)
         if catalog is None or catalog.revision != self._core.catalog.view.revision:
-            catalog = self._catalogs[key] = self._build(profile, identity, modern)
+            catalog = self._catalogs[key] = self._build(profile, identity, modern, catalog)
         return catalog
+
+    async def refresh(self, profile: Profile, identity: Identity, *, modern: bool) -> None:
+        """Builds the catalog on a thread, where it is large: it would hold the loop."""
+        key = (profile.name, modern, identity.scopes)
+        catalog = self._catalogs.get(key)
+        is_old = catalog is None or catalog.revision != self._core.catalog.view.revision
+        if is_old and self._core.catalog.registry.size > MANY:
+            self._catalogs[key] = await asyncio.to_thread(self._build, profile, identity, modern, catalog)
 
     def page(self, profile: Profile, identity: Identity, *, modern: bool, cursor: str | None) -> bytes:
         """Returns the result of `tools/list` as text.
@@ -311,35 +341,79 @@ class Listings:
 
     def offered(self) -> Iterable[tuple[str, str]]:
         """Yields profile and name on the bus of each listed tool."""
-        for (profile, _, _), catalog in self._catalogs.items():
+        for (profile, _, _), catalog in [*self._catalogs.items()]:  # copied in one step: on a thread
             for listing in catalog.listings.values():
                 yield profile, listing.tool.name
 
-    def _build(self, profile: Profile, identity: Identity, modern: bool) -> Catalog:
+    def _build(self, profile: Profile, identity: Identity, modern: bool, before: Catalog | None) -> Catalog:
+        """Returns the catalog as it is now: what it was before with what has changed since, where that is little."""
         revision = self._core.catalog.view.revision  # read first: a change meanwhile raises it
-        shown = self._shown(profile, identity)
-        texts = {wire: self._text((profile.name, wire, modern), each.tool) for wire, each in shown.items()}
-        return Catalog(revision, shown, hashlib.sha256(b"\n".join(texts.values())).digest(), Pages(texts))
-
-    def _shown(self, profile: Profile, identity: Identity) -> dict[str, ToolListing]:
-        principal = Principal(profile.source, is_admin=profile.administers, identity=identity)
-        view = self._core.catalog.view
-        try:
-            listings = view.listings(
-                profile.role or None, profile.user, profile.level, principal=principal, include_offline=True
-            )
-        except UnknownRole:
-            return {}
-        own = view.own(principal) if profile.administers else ()
+        blocks = self._blocks(profile, identity)
+        catalog = self._changed(profile, modern, revision, blocks, before) if before is not None else None
+        if catalog is not None:
+            return catalog
         shown: dict[str, ToolListing] = {}
-        for listing in (*listings, *own):
-            name, bare_name = listing.tool.name, listing.entry.bare_name
-            if not profile.has(name, bare_name, listing.source) or not any(map(_is_there, listing.entries)):
-                continue
-            wire = self._names.name_of(profile, name, bare_name, listing.source)
+        contested: set[str] = set()
+        for wire, listing in self._shown(profile, itertools.chain.from_iterable(blocks)):
+            if wire in shown:
+                contested.add(wire)
             if wire not in shown or self._answers(profile, listing):
                 shown[wire] = listing
-        return shown
+        texts = {wire: self._text((profile.name, wire, modern), each.tool) for wire, each in shown.items()}
+        total = sum(map(_digest, texts.values()))
+        return Catalog(revision, shown, Pages(texts), total, blocks, frozenset(contested))
+
+    def _changed(
+        self, profile: Profile, modern: bool, revision: int, blocks: tuple[Block, ...], before: Catalog
+    ) -> Catalog | None:
+        """Returns a catalog with what has changed; None where it has to be built as a whole."""
+        known, now = set(map(id, before.blocks)), set(map(id, blocks))
+        added = [block for block in blocks if id(block) not in known]
+        if 2 * len(added) > len(blocks) or profile.administers:
+            return None
+        # Only at the end of the list may a name be new.
+        last = max((block[-1].place for block in before.blocks), default=-1)
+        removed: dict[str, ToolListing] = {}
+        for listing in itertools.chain.from_iterable(block for block in before.blocks if id(block) not in now):
+            name, bare_name = listing.tool.name, listing.entry.bare_name
+            if profile.has(name, bare_name, listing.source):
+                wire = self._names.name_of(profile, name, bare_name, listing.source)
+                if before.listings.get(wire) is listing:
+                    removed[wire] = listing
+        shown, texts, names = before.listings.copy(), {**before.pages.texts}, before.pages.names.copy()
+        total = before.total
+        for wire, listing in self._shown(profile, itertools.chain.from_iterable(added)):
+            is_known = removed.pop(wire, None) is not None
+            if wire in before.contested or (not is_known and (wire in shown or listing.place <= last)):
+                return None
+            text = self._text((profile.name, wire, modern), listing.tool)
+            total += _digest(text) - (_digest(texts[wire]) if is_known else 0)
+            shown[wire], texts[wire] = listing, text
+            if not is_known:
+                bisect.insort(names, wire)
+        for wire in removed:
+            if wire in before.contested:
+                return None
+            total -= _digest(texts.pop(wire))
+            del shown[wire], names[bisect.bisect_left(names, wire)]
+        return Catalog(revision, shown, Pages(texts, names), total, blocks, before.contested)
+
+    def _blocks(self, profile: Profile, identity: Identity) -> tuple[Block, ...]:
+        principal = Principal(profile.source, is_admin=profile.administers, identity=identity)
+        view, role = self._core.catalog.view, profile.role or None
+        try:
+            blocks = view.listed(role, profile.user, profile.level, principal=principal, include_offline=True).blocks
+        except UnknownRole:
+            return ()
+        own = view.own(principal) if profile.administers else ()
+        return (*blocks, own) if own else blocks
+
+    def _shown(self, profile: Profile, listings: Iterable[ToolListing]) -> Iterator[tuple[str, ToolListing]]:
+        """Yields those of some listings that a profile has, by their names towards clients."""
+        for listing in listings:
+            name, bare_name = listing.tool.name, listing.entry.bare_name
+            if profile.has(name, bare_name, listing.source) and any(map(_is_there, listing.entries)):
+                yield self._names.name_of(profile, name, bare_name, listing.source), listing
 
     def _answers(self, profile: Profile, listing: ToolListing) -> bool:
         """Tells whether a call without a role reaches this listing, if several roles have a tool of its name."""
@@ -353,6 +427,10 @@ class Listings:
             _, wire, modern = key
             cached = self._texts[key] = (tool, encode(declare(wire, tool, self.bus_id, modern=modern)))
         return cached[1]
+
+
+def _digest(text: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(text).digest(), "big")
 
 
 def declare(wire: str, tool: Tool, bus_id: str, *, modern: bool) -> dict[str, object]:

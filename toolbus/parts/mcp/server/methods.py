@@ -210,6 +210,8 @@ async def listen(server: McpServer, request: McpRequest) -> bytes:
 
     listener = Listener(request.profile, request.identity, notify, modern=True)
     ends: list[Callable[[], object]] = [lambda: server.subscriptions.remove(listener)]
+    if lists:
+        await server.listings.refresh(request.profile, request.identity, modern=True)
     try:
         server.subscriptions.add(listener, lists)
         honored: Json = dict.fromkeys(lists, True)
@@ -372,6 +374,7 @@ async def _search(server: McpServer, request: McpRequest, arguments: bytes) -> b
     indexes = server.core.rooms.provider(Indexes)
     if indexes is None:
         return _failed(request, "this bus was made without a search: call a tool by its name")
+    await server.listings.refresh(request.profile, request.identity, modern=request.modern)
     catalog = server.listings.catalog(request.profile, request.identity, modern=request.modern)
     await server.save_names()
 
@@ -501,6 +504,7 @@ async def list_tools(server: McpServer, request: McpRequest) -> bytes:
         raise RpcError(McpCode.INVALID_PARAMS, "cursor must be the nextCursor of a page, a string")
     if request.profile.show == "search":
         return list_page(server, request)
+    await server.listings.refresh(request.profile, request.identity, modern=request.modern)
     await server.returning.wait_for_lists(request.profile, request.identity, modern=request.modern)
     page = server.listings.page(request.profile, request.identity, modern=request.modern, cursor=cursor)
     await server.save_names()

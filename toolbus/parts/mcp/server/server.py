@@ -197,7 +197,7 @@ class McpServer:
     async def save_names(self) -> None:
         """Persists new names, before a client sees them."""
         if self.names.unsaved:
-            await asyncio.to_thread(self.names.save, list(self.listings.offered()))
+            await asyncio.to_thread(self.names.save, self.listings.offered())
 
     def follow(self, session: McpSession) -> Callable[[], None]:
         """Notifies a session of changes of its lists. Returns the function that ends that."""

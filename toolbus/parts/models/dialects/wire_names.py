@@ -63,7 +63,7 @@ class NameTable:
         if the result is taken, too long, or meaningless (a name of forbidden characters only).
         """
         unique = list(dict.fromkeys(names))
-        stems = {name: _stem(name, rule) for name in unique}
+        stems = {name: stem_of(name, rule) for name in unique}
         counts = Counter(stems.values())
         wires = {
             name: stem for name, stem in stems.items() if rule.accepts(stem) and (stem == name or counts[stem] == 1)
@@ -89,13 +89,13 @@ class NameTable:
         wire_name = self.to_wire.get(name)
         if wire_name is not None:
             return wire_name
-        stem = _stem(name, self.rule)
+        stem = stem_of(name, self.rule)
         if self.rule.accepts(stem) and stem not in self.to_bus:
             return stem
         return _hashed(name, stem, self.rule, self.to_bus.keys())
 
 
-def _stem(name: str, rule: NameRule) -> str:
+def stem_of(name: str, rule: NameRule) -> str:
     """Returns a name with forbidden characters replaced; it may be too long. "" if it would be meaningless."""
     if rule.accepts(name):
         return name
