@@ -27,7 +27,7 @@ from mcp.client.stdio import StdioServerParameters
 from lab.stage import ROOT, until_async
 from tests.parts.mcp.client.remote_server import NOT_MODERN, RemoteServer, answer_with, connected, serving
 from toolbus.parts.mcp.client.connection import METHODS, McpConnection, open_connection, read_lists
-from toolbus.parts.mcp.client.duplex_process import DuplexProgram
+from toolbus.parts.mcp.client.server_process import ServerProgram
 from toolbus.parts.mcp.client.transport import StdioTransport
 from toolbus.processes.lifeline import Lifeline
 
@@ -65,7 +65,7 @@ class Ours:
     @classmethod
     @asynccontextmanager
     async def on_pipes(cls, *command: str) -> AsyncIterator[Client]:
-        program = DuplexProgram(command, dict(os.environ), str(ROOT))
+        program = ServerProgram(command, dict(os.environ), str(ROOT))
         with contextlib.closing(Lifeline()) as lifeline:
             transport = StdioTransport("child", program, lambda: lifeline)
             ignore: Callable[..., None] = lambda *_: None  # noqa: E731

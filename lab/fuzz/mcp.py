@@ -18,8 +18,8 @@ from toolbus.bus import Bus
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.parts.mcp.client.connection import McpConnection
-from toolbus.parts.mcp.client.duplex_process import DuplexProgram
 from toolbus.parts.mcp.client.http_link import EventTooLong, SseParser
+from toolbus.parts.mcp.client.server_process import ServerProgram
 from toolbus.parts.mcp.client.transport import Outgoing, StdioTransport
 from toolbus.parts.mcp.messages import headers as mcp_headers
 from toolbus.parts.mcp.messages.eras import META_CAPABILITIES, META_LOG_LEVEL, META_VERSION, NEWEST
@@ -201,7 +201,7 @@ class _Pipe(StdioTransport):
 
 def _lines(choose: Choices) -> None:
     """Gives a connection what a server wrote to standard output, in pieces, while two requests wait."""
-    transport = _Pipe("fuzzed", DuplexProgram(("true",), {}), _no_lifeline)
+    transport = _Pipe("fuzzed", ServerProgram(("true",), {}), _no_lifeline)
     results: list[list[Any]] = [[], []]
     connection = McpConnection(
         transport, on_request=lambda asked: None, on_notification=lambda *each: None, on_closed=lambda why: None

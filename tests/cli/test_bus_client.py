@@ -85,7 +85,7 @@ def test_a_request_to_a_program_of_another_user_carries_no_token(
     credential = tmp_path / "key.toml"
     credential.write_text('token = "PAW"\n')
     credential.chmod(0o600)
-    monkeypatch.setattr("toolbus.sdk.connection.foreign_owner", lambda address: owner)
+    monkeypatch.setattr("toolbus.sdk.reconnect.foreign_owner", lambda address: owner)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         target = BusTarget(f"127.0.0.1:{listening.getsockname()[1]}", credential)
         metadata = query(target, lambda channel, metadata: metadata)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus.parts.mcp.client.duplex_process import DuplexProcess, DuplexProgram
+from toolbus.parts.mcp.client.server_process import ServerProcess, ServerProgram
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.output_tail import OutputTails
 from toolbus.processes.supervisor import Command, PluginReport, ReportKind, Supervisor
@@ -103,8 +103,8 @@ async def test_a_server_whose_log_has_no_end_is_spoken_with_all_the_same() -> No
     tails, answers = OutputTails(TAIL_BYTES), bytearray()
     take = _Timed(lambda line: tails(PluginReport("mount", ReportKind.OUTPUT, line, "stderr")))
     lifeline = Lifeline()
-    process = DuplexProcess(
-        DuplexProgram((sys.executable, "-c", ANSWERS), environment({})),
+    process = ServerProcess(
+        ServerProgram((sys.executable, "-c", ANSWERS), environment({})),
         lifeline,
         on_output=answers.extend,
         on_log=take,

@@ -17,7 +17,7 @@ from tests.support.waiting import within
 from toolbus.common.local_users import Address
 from toolbus.sdk import Credential, Host
 from toolbus.sdk.bus_address import BusAddress
-from toolbus.sdk.connection import foreign_owner
+from toolbus.sdk.reconnect import foreign_owner
 from toolbus.testing import running_bus
 
 OWN = os.geteuid()

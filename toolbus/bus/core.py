@@ -137,7 +137,7 @@ class Room:
         self.core = core
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the methods that operators may call as tools of source ``toolbus``."""
+        """Returns the methods, each with `llm_tool`, that operators may call as tools of source ``toolbus``."""
         return ()
 
     def offered(self, group: str) -> Iterable[Callable[..., Any]]:

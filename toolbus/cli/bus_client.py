@@ -106,7 +106,7 @@ def check_listening(address: BusAddress) -> bool:
     except OSError as error:
         fail_without_bus(address, error.strerror or str(error))
     from toolbus.common.local_users import show_user
-    from toolbus.sdk.connection import foreign_owner
+    from toolbus.sdk.reconnect import foreign_owner
 
     owner = foreign_owner(address)
     if owner is not None:

@@ -1,6 +1,6 @@
 """Runs one attempt to connect: a transport, the Invoke stream on it, and its session.
 
-`connection.py` handles the fields of each message, and decides what follows the end of an attempt.
+`connection.py` handles the fields of each message; `reconnect.py` decides what follows the end of an attempt.
 """
 
 from __future__ import annotations

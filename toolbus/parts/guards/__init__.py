@@ -1,1 +1,1 @@
-"""Guards: tools that see calls before and after they run, and refuse or change them."""
+"""Checks calls: guards (tools) refuse or change them before and after they run, and people approve them."""

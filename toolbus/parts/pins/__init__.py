@@ -1,1 +1,1 @@
-"""What sources declared when they were trusted: fingerprints, and their approval."""
+"""Stores what sources declared when they were trusted, as fingerprints, and has operators approve changes."""

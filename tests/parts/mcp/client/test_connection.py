@@ -19,7 +19,7 @@ from toolbus.parts.mcp.client.connection import (
     McpConnection,
     open_connection,
 )
-from toolbus.parts.mcp.client.duplex_process import DuplexProgram
+from toolbus.parts.mcp.client.server_process import ServerProgram
 from toolbus.parts.mcp.client.transport import Lost, Outgoing, Receiver, RequestId, StdioTransport
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.processes.lifeline import Lifeline
@@ -48,7 +48,7 @@ class Owner:
 async def connected(*switches: str, owner: Owner | None = None) -> AsyncIterator[McpConnection]:
     owner = owner or Owner()
     with Lifeline() as lifeline:
-        program = DuplexProgram((sys.executable, "-I", "-S", str(SERVER), *switches), {})
+        program = ServerProgram((sys.executable, "-I", "-S", str(SERVER), *switches), {})
         transport = StdioTransport("small", program, lambda: lifeline)
         connection = McpConnection(
             transport,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.waiting import until, until_sync
 from toolbus.errors import Stage
-from toolbus.parts.mcp.client.duplex_process import DuplexProgram
+from toolbus.parts.mcp.client.server_process import ServerProgram
 from toolbus.parts.mcp.client.transport import (
     MAX_LINE_BYTES,
     MAX_UNREAD_BYTES,
@@ -57,7 +57,7 @@ class Inbox:
 async def running(code: str) -> AsyncIterator[tuple[StdioTransport, Inbox]]:
     inbox = Inbox()
     with Lifeline() as lifeline:
-        program = DuplexProgram((sys.executable, "-I", "-S", "-c", code), {})
+        program = ServerProgram((sys.executable, "-I", "-S", "-c", code), {})
         transport = StdioTransport("bad", program, lambda: lifeline)
         await transport.start(inbox)
         try:
@@ -131,7 +131,7 @@ async def test_what_a_server_writes_to_its_log_is_kept_and_counts_as_activity() 
 
 async def test_a_program_that_does_not_exist_is_refused_by_name() -> None:
     with Lifeline() as lifeline:
-        transport = StdioTransport("bad", DuplexProgram(("/nowhere",), {}), lambda: lifeline)
+        transport = StdioTransport("bad", ServerProgram(("/nowhere",), {}), lambda: lifeline)
         with pytest.raises(Lost, match="cannot run '/nowhere'"):
             await transport.start(Inbox())
         await transport.close()
@@ -142,7 +142,7 @@ async def test_a_program_that_does_not_exist_is_refused_by_name() -> None:
 OWNER = """
 import asyncio, sys
 from toolbus.parts.mcp.client.transport import StdioTransport
-from toolbus.parts.mcp.client.duplex_process import DuplexProgram
+from toolbus.parts.mcp.client.server_process import ServerProgram
 from toolbus.processes.lifeline import Lifeline
 
 class Inbox:
@@ -154,7 +154,7 @@ async def main():
     await asyncio.sleep(600)
 
 lifeline = Lifeline()
-program = DuplexProgram((sys.executable, sys.argv[1], "forks", "stubborn"), {})
+program = ServerProgram((sys.executable, sys.argv[1], "forks", "stubborn"), {})
 transport = StdioTransport("orphan", program, lambda: lifeline)
 asyncio.run(main())
 """

@@ -16,10 +16,10 @@ from toolbus.bus.keys.private_files import stamp_of
 from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest, Stage
 from toolbus.parts.mcp.client.authorization import LoginKeeper, TokenAuthorization, token_path
-from toolbus.parts.mcp.client.duplex_process import DuplexProgram
 from toolbus.parts.mcp.client.entries import USER_REFERENCES, MountEntry
 from toolbus.parts.mcp.client.mount import Mount, MountState, MountTimings
 from toolbus.parts.mcp.client.offer import MountManifest
+from toolbus.parts.mcp.client.server_process import ServerProgram
 from toolbus.parts.mcp.client.transport import Lost, StdioTransport, Transport
 from toolbus.parts.mcp.client.user_logins import User, UserLogins
 from toolbus.parts.mcp.client.user_servers import PerUserMount
@@ -194,7 +194,7 @@ class Mounts:
     def _open_program(
         self, entry: MountEntry, user: User | None = None, exchange: TokenExchange | None = None
     ) -> Transport:
-        async def program() -> DuplexProgram:
+        async def program() -> ServerProgram:
             values = dict.fromkeys(USER_REFERENCES, "")  # the server that lists has no user
             if user is not None:
                 used = [
@@ -212,7 +212,7 @@ class Mounts:
                         mount, PerUserMount
                     ):  # a process keeps its variables: the next one gets another token
                         asyncio.get_running_loop().call_later(exchange.seconds(user), mount.end_when_idle, user)
-            return DuplexProgram(
+            return ServerProgram(
                 (entry.command, *(_filled(each, values) for each in entry.args)),
                 {**MCP_SERVER.choose(os.environ), **{name: _filled(each, values) for name, each in entry.env.items()}},
                 str(entry.cwd) if entry.cwd is not None else str(Path.home()),

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from toolbus.common.text import clean_line
 from toolbus.errors import Stage, ToolBusError
-from toolbus.parts.mcp.client.duplex_process import DuplexProcess, DuplexProgram
+from toolbus.parts.mcp.client.server_process import ServerProcess, ServerProgram
 from toolbus.processes.lifeline import Lifeline
 
 RequestId = str | int
@@ -181,7 +181,7 @@ class StdioTransport:
     def __init__(
         self,
         name: str,
-        program: DuplexProgram | Callable[[], Awaitable[DuplexProgram]],
+        program: ServerProgram | Callable[[], Awaitable[ServerProgram]],
         lifeline: Callable[[], Lifeline],
         on_log: Callable[[str], object] = lambda line: None,
     ) -> None:
@@ -190,7 +190,7 @@ class StdioTransport:
         self._program = program
         self._lifeline = lifeline
         self._on_log = on_log
-        self._process: DuplexProcess | None = None  # None until started
+        self._process: ServerProcess | None = None  # None until started
         self._receiver: Receiver | None = None  # None until started
         self._lines: deque[bytes] = deque()  # complete, and not delivered yet
         self._unasked = 0.0  # seconds that lines took which nobody asked for, since the last pause
@@ -214,8 +214,8 @@ class StdioTransport:
             Lost: the program does not exist, or cannot be executed.
         """
         self._receiver = receiver
-        program = self._program if isinstance(self._program, DuplexProgram) else await self._program()
-        self._process = DuplexProcess(
+        program = self._program if isinstance(self._program, ServerProgram) else await self._program()
+        self._process = ServerProcess(
             program, self._lifeline(), on_output=self._take, on_log=self._log, on_end=self._end
         )
         try:

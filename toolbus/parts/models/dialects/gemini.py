@@ -1,7 +1,7 @@
 """Writes and reads Gemini's generateContent: calls and results are parts of contents, echoed part by part.
 
 `Export.tools` holds the function declarations themselves; `request` wraps them, as the API requires them all in one
-tool. `gemini_response` defines the format of parts.
+tool. `export.py` converts each tool's schema by `Gemini.schema_rules` (`schemas/`).
 """
 
 from __future__ import annotations

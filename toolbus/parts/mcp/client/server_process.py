@@ -1,4 +1,4 @@
-"""Runs a program whose standard input and output are a protocol: one process, from start to end.
+"""Runs the program of a mounted MCP server, spoken with on its standard streams: one process, from start to end.
 
 The process leads a group of its own, and a variable of its environment marks it and all processes that it starts. So
 all of them are killed when it has ended, also those that have left its group and its session. If this process is
@@ -31,7 +31,7 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class DuplexProgram:
+class ServerProgram:
     """A program to run.
 
     Attributes:
@@ -92,7 +92,7 @@ class _LogLines:
         self._pass_on(pipe)
 
 
-class DuplexProcess(asyncio.SubprocessProtocol):
+class ServerProcess(asyncio.SubprocessProtocol):
     """One run of a program. All methods belong to the loop that started it.
 
     Args:
@@ -103,7 +103,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
 
     def __init__(
         self,
-        program: DuplexProgram,
+        program: ServerProgram,
         lifeline: Lifeline,
         *,
         on_output: Callable[[bytes], None],
@@ -126,7 +126,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         self.pid = 0  # 0 until started
 
     def __repr__(self) -> str:
-        return f"<DuplexProcess {self._program.arguments[0]} pid={self.pid}>"
+        return f"<ServerProcess {self._program.arguments[0]} pid={self.pid}>"
 
     async def start(self) -> None:
         """Starts the program.

@@ -7,7 +7,7 @@ import sys
 
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS
-from toolbus.parts.mcp.client.duplex_process import DuplexProcess, DuplexProgram
+from toolbus.parts.mcp.client.server_process import ServerProcess, ServerProgram
 from toolbus.processes.lifeline import Lifeline
 
 
@@ -16,8 +16,8 @@ async def _run(program: str) -> tuple[list[str], str]:
     lines: list[str] = []
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with Lifeline() as lifeline:
-        process = DuplexProcess(
-            DuplexProgram((sys.executable, "-c", program), environment({})),
+        process = ServerProcess(
+            ServerProgram((sys.executable, "-c", program), environment({})),
             lifeline,
             on_output=lambda data: None,
             on_log=lines.append,
