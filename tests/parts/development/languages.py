@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -27,15 +28,15 @@ CRATE = Path(__file__).resolve().parents[3] / "clients" / "rust"
 
 async def greeting(language: str, home: Path) -> object:
     """Returns what the tool of a new plugin answers."""
-    made = toolbus("new", "hi", "--in", home, "--language", language)
+    made = toolbus("new", "hi", "--in", home, "--language", language, "--json")
     if made.returncode:
         return made.stderr
-    template = TEMPLATES[language]
-    start = template.program if language == "python" else template.start  # `toolbus dev` has a bus of its own
+    command: str = json.loads(made.stdout)["start"]
+    if language == "python":
+        command = TEMPLATES[language].program.replace("@name@", "hi")  # `toolbus dev` has a bus of its own
     async with running_bus() as bus:
         address = bus.grpc_addresses[0]
         variables = {**os.environ, "TOOLBUS_ADDRESS": address}
-        command = start.replace("@name@", "hi")
         if language == "rust":
             command = command.replace("target/", f"{_share_builds(home)}/")
         process = await asyncio.create_subprocess_shell(command, cwd=home / "hi", env=variables, start_new_session=True)

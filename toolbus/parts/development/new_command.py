@@ -59,7 +59,7 @@ def new(
             (home / file).write_text(text, "utf-8")
     except OSError as error:
         terminal.fail(f"{home} cannot be written: {error.strerror}: let this user write there, or use --in")
-    start = template.start.replace("@name@", name)
+    start = template.command(str(clients.resolve())).replace("@name@", name)
     if as_json:
         terminal.print_json({"folder": str(home), "files": list(files), "start": start})
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,11 +26,16 @@ class Template:
     program: str  # for `toolbus run --exec`
     package: str = ""  # its folder in `clients/`; empty for Python, which has it installed
 
+    def command(self, clients: str) -> str:
+        """Returns the command that starts it, with `@name@` in it."""
+        return self.start.replace("@clients@", shlex.quote(clients))
+
     def written(self, name: str, clients: str) -> dict[str, str]:
         """Returns the files, each with its text."""
         readme = {} if "README.md" in self.files else {"README.md": _README}
         texts = {**self.files, **readme}
-        values = {"@start@": self.start, "@program@": self.program, "@name@": name, "@clients@": clients}
+        program = self.program.replace("@clients@", shlex.quote(clients))
+        values = {"@start@": self.command(clients), "@program@": program, "@name@": name, "@clients@": clients}
         for of, value in values.items():
             texts = {file.replace(of, value): text.replace(of, value) for file, text in texts.items()}
         return texts
@@ -186,5 +192,26 @@ async fn main() -> toolbus::Result<()> {
         start="cargo build && target/debug/@name@",
         program="target/debug/@name@",
         package="rust",
+    ),
+    "java": Template(
+        {
+            "Main.java": """import dev.toolbus.Arg;
+import dev.toolbus.Plugin;
+
+public class Main {
+    record Greeting(@Arg("Whom to greet.") String who) {}
+
+    public static void main(String[] args) throws Exception {
+        Plugin plugin = new Plugin("@name@");
+        String description = "Greets someone: replace this by what your tool does, in words that a model understands.";
+        plugin.tool("@name@_hello", description, Greeting.class, (greeting, scope) -> "Hello, " + greeting.who() + "!");
+        plugin.run();
+    }
+}
+""",
+        },
+        start="mvn -q -f @clients@/java package -DskipTests && java -cp @clients@/java/build/toolbus.jar Main.java",
+        program="java -cp @clients@/java/build/toolbus.jar Main.java",
+        package="java",
     ),
 }

@@ -1,0 +1,73 @@
+package dev.toolbus;
+
+import dev.toolbus.pb.CallError;
+import dev.toolbus.pb.CallStage;
+import dev.toolbus.pb.ErrorCode;
+import dev.toolbus.pb.Limit;
+import dev.toolbus.pb.ToolResult;
+
+/** A call that failed: what a handler throws to name the failure, and the error of a {@link Result}. */
+public final class CallException extends RuntimeException {
+    private static final long serialVersionUID = 1;
+    private final transient CallError error;
+
+    /** Makes what a handler throws to name the failure for programs (reason) and for models (message). */
+    public CallException(String reason, String message) {
+        this(CallError.newBuilder().setCode(ErrorCode.ERROR_CODE_TOOL).setStage(CallStage.CALL_STAGE_ACCEPTED)
+                .setReason(reason).setMessage(Values.sound(message)).build());
+    }
+
+    CallException(CallError error) {
+        super(error.getMessage().isEmpty() ? nameOf(error) : error.getMessage(), null, false, false);
+        this.error = error;
+    }
+
+    CallException(ErrorCode code, CallStage stage, String message) {
+        this(CallError.newBuilder().setCode(code).setStage(stage).setMessage(Values.sound(message)).build());
+    }
+
+    CallException limit(String name, double value) {
+        return new CallException(error.toBuilder().setLimit(Limit.newBuilder().setName(name).setValue(value)).build());
+    }
+
+    CallException retrySafe(boolean safe) {
+        return new CallException(error.toBuilder().setRetrySafe(safe).build());
+    }
+
+    ToolResult result() {
+        return ToolResult.newBuilder().setIsError(true).setError(error).build();
+    }
+
+    private static String nameOf(CallError error) {
+        return error.getCode() == ErrorCode.UNRECOGNIZED
+                ? String.valueOf(error.getCodeValue())
+                : error.getCode().name().replace("ERROR_CODE_", "");
+    }
+
+    /** Returns the code, such as {@code TOOL}; of a code that this version does not know, the number. */
+    public String code() {
+        return nameOf(error);
+    }
+
+    /** Returns how far the call came, such as {@code NOT_DISPATCHED}. */
+    public String stage() {
+        return error.getStage() == CallStage.UNRECOGNIZED
+                ? String.valueOf(error.getStageValue())
+                : error.getStage().name().replace("CALL_STAGE_", "");
+    }
+
+    /** Whether the same call may be made again without running twice. */
+    public boolean retrySafe() {
+        return error.getRetrySafe();
+    }
+
+    /** Returns the failure's name for programs, as the tool states it; empty without one. */
+    public String reason() {
+        return error.getReason();
+    }
+
+    /** Returns all fields, with the limit that was broken and the seconds after which to try again. */
+    public CallError error() {
+        return error;
+    }
+}

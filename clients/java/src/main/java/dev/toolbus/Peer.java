@@ -1,0 +1,587 @@
+package dev.toolbus;
+
+import dev.toolbus.pb.Attach;
+import dev.toolbus.pb.Attached;
+import dev.toolbus.pb.CatalogChange;
+import dev.toolbus.pb.Event;
+import dev.toolbus.pb.Heartbeat;
+import dev.toolbus.pb.InvokeResponse;
+import dev.toolbus.pb.Notification;
+import dev.toolbus.pb.RefusedTool;
+import dev.toolbus.pb.RegisterRequest;
+import dev.toolbus.pb.RegisterResponse;
+import dev.toolbus.pb.Subscription;
+import dev.toolbus.pb.Tool;
+import dev.toolbus.pb.ToolsReviewed;
+import dev.toolbus.pb.WaitingTool;
+import io.grpc.ClientCall;
+import io.grpc.Metadata;
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
+import java.util.function.Predicate;
+
+/** Connects one peer to the bus: attaches, reads, reconnects with backoff, leaves; in the order of docs/protocol.md. */
+final class Peer {
+    static final Duration FOREVER = Duration.ofDays(36_500);
+    private static final double STEADY = 1; // seconds: a session that lived so long resets the backoff
+    private static final int ATTACH_BYTES = 12 << 20; // of the tools in one request; those that do not fit follow by Register
+    private static final long FAREWELL_MILLIS = 20; // for the connection to tell the bus that a stream is given up
+    private static final Duration REGISTER = Duration.ofSeconds(300);
+    private static final double EXPIRY_SECONDS = 7 * 86_400; // before a key expires: then a warning is logged
+    private static final Set<Status.Code> FINAL = Set.of(Status.Code.INVALID_ARGUMENT, Status.Code.FAILED_PRECONDITION,
+            Status.Code.NOT_FOUND, Status.Code.PERMISSION_DENIED, Status.Code.ALREADY_EXISTS, Status.Code.UNIMPLEMENTED);
+    private static final Set<Status.Code> LONG_PAUSES = Set.of(Status.Code.RESOURCE_EXHAUSTED, Status.Code.INTERNAL);
+
+    /** Names a tool among those of a source. */
+    private record Key(String role, String name) {}
+
+    final Options options;
+    final Tools tools;
+    private final String source;
+    private final List<String> addresses;
+    private final Subscription subscription; // null for none
+    private final BlockingQueue<Object> feed; // of what it subscribes to
+    // What follows is under the lock of the peer.
+    private final Map<Key, RefusedTool> refused = new LinkedHashMap<>();
+    private final Map<Key, WaitingTool> waiting = new LinkedHashMap<>();
+    private final Set<Key> shownWaiting = new HashSet<>();
+    private String shown = ""; // why the last attempt failed, as it was logged; empty while attached
+    private long answered = -1; // the version of the tools for which the bus has answered last
+    private Wire wire; // of the current stream
+    private Link route; // where calls go; null without a session
+    private long newest; // the number of the newest notification
+    private String left; // why there will be no stream any more; null while there may be
+    private BusException fatal; // why the bus refused tools that are to be offered all or none
+    private boolean begun;
+    private boolean leaving;
+    private boolean hurry; // calls in flight are not waited for
+    private boolean closed; // calls of our own end now
+    private boolean ended;
+    private BusException problem; // with which it ended; null for none
+
+    Peer(String source, Options options, List<String> addresses, Tools tools, Subscription subscription,
+            BlockingQueue<Object> feed) {
+        if (!source.matches("[A-Za-z0-9_.:-]{1,128}")) {
+            throw BusException.setup("the source is '" + source + "', it must be 1 to 128 of [A-Za-z0-9_.:-]");
+        }
+        this.source = source;
+        this.options = options;
+        this.addresses = addresses;
+        this.tools = tools;
+        this.subscription = subscription;
+        this.feed = feed;
+        tools.watch(this::wake);
+    }
+
+    void log(String text) {
+        options.log.accept(text);
+    }
+
+    private synchronized void wake() {
+        notifyAll();
+    }
+
+    synchronized List<RefusedTool> refused() {
+        return List.copyOf(refused.values());
+    }
+
+    synchronized List<WaitingTool> waiting() {
+        return List.copyOf(waiting.values());
+    }
+
+    /** Returns the connection of the current session; null without one. */
+    synchronized Wire wire() {
+        return route == null ? null : wire;
+    }
+
+    /** Runs in the background, unless it runs already or has left. */
+    synchronized void begin() {
+        if (!begun) {
+            begun = true;
+            Options.daemon(this::live, "toolbus-" + source).start();
+        }
+    }
+
+    /** Shuts down gracefully: the bus sends no new calls, those in flight are finished, then the peer ends. */
+    synchronized void leave() {
+        closeRoute("this peer has left the bus");
+        leaving = true;
+        if (!begun) {
+            begun = true;
+            ended = true;
+        }
+        notifyAll();
+    }
+
+    /** Ends the calls of our own. */
+    void close() {
+        Link link;
+        synchronized (this) {
+            closed = true;
+            link = route;
+            leave();
+        }
+        if (link != null) {
+            link.abandonAll();
+        }
+    }
+
+    /** Waits for the end, at most so long; then gives the stream up. Throws why the bus refused this peer. */
+    void ended(Duration grace) throws InterruptedException {
+        if (!until(grace, any -> ended)) {
+            synchronized (this) {
+                hurry = true;
+                notifyAll();
+            }
+            until(FOREVER, any -> ended);
+        }
+        if (problem != null) {
+            throw problem;
+        }
+    }
+
+    /** Waits until the bus has answered for all tools as they are now. */
+    boolean declared(Duration time) throws InterruptedException {
+        return orEnd(until(time, any -> ended || answered == tools.version()));
+    }
+
+    /** Waits until a bus has accepted this peer; returns whether one did in time. */
+    boolean connected(Duration time) throws InterruptedException {
+        return orEnd(until(time, any -> ended || route != null));
+    }
+
+    private synchronized boolean orEnd(boolean found) {
+        if (ended) {
+            throw problem == null ? BusException.lost(left == null ? "" : left) : problem;
+        }
+        return found;
+    }
+
+    private synchronized boolean until(Duration time, Predicate<Peer> condition) throws InterruptedException {
+        long end = System.nanoTime() + time.toNanos();
+        while (!condition.test(this)) {
+            long left = (end - System.nanoTime()) / 1_000_000;
+            if (left <= 0) {
+                return false;
+            }
+            wait(left);
+        }
+        return true;
+    }
+
+    /** Waits for a stream until a moment; returns null if there is none by then, and throws why there will be none. */
+    synchronized Link route(long end) throws InterruptedException {
+        until(Duration.ofNanos(Math.max(0, end - System.nanoTime())), any -> route != null || left != null);
+        if (left != null) {
+            throw BusException.lost(left);
+        }
+        return route;
+    }
+
+    synchronized boolean closed() {
+        return closed;
+    }
+
+    private synchronized void closeRoute(String why) {
+        if (left == null) {
+            left = why;
+        }
+        route = null;
+        notifyAll();
+    }
+
+    // -- the life of the connection ------------------------------------------------------------------------------------
+
+    private void live() {
+        BusException why = null;
+        try {
+            attempts();
+        } catch (BusException refusal) {
+            why = refusal;
+            log(refusal.getMessage());
+        } catch (InterruptedException | RuntimeException | Error fault) {
+            why = BusException.lost("the client has a fault: " + fault);
+            log(why.getMessage());
+        }
+        synchronized (this) {
+            if (why != null) {
+                closeRoute("the bus refuses this peer: " + why.getMessage());
+            }
+            problem = why;
+            ended = true;
+            notifyAll();
+        }
+    }
+
+    private void attempts() throws InterruptedException {
+        int failures = 0; // attempts since the last steady session
+        boolean keyEnded = false; // whether the session before ended because the bus no longer accepts its key
+        for (int attempt = 0; !hasLeft(); attempt++) {
+            String address = addresses.get(attempt % addresses.size());
+            Link link = new Link(options.maxInFlight, this::wake);
+            BusException end = serve(address, link);
+            synchronized (this) {
+                if (fatal != null) {
+                    throw fatal;
+                }
+            }
+            boolean lived = link.attached != 0;
+            boolean steady = lived && Link.seconds(link.attached) >= STEADY;
+            boolean again = !lived || keyEnded && !steady;
+            keyEnded = end.code() == Status.Code.UNAUTHENTICATED;
+            if (end.kind() == BusException.Kind.SETUP || FINAL.contains(end.code()) || keyEnded && again) {
+                throw end;
+            }
+            failures = steady ? 0 : failures;
+            boolean slow = LONG_PAUSES.contains(end.code());
+            long longest = slow ? 10_000 : 800;
+            long upper = Math.min(longest, (slow ? 500L : 50L) << Math.min(failures, 10));
+            if (!hasLeft()) {
+                explain(address, end, longest, lived);
+                if (!lived && (attempt + 1) % addresses.size() != 0) {
+                    continue; // another bus may be there
+                }
+                until(Duration.ofMillis((long) (upper * ThreadLocalRandom.current().nextDouble())), any -> leaving);
+            }
+            failures++;
+        }
+    }
+
+    private synchronized boolean hasLeft() {
+        return left != null;
+    }
+
+    /** Logs why an attempt failed, once. */
+    private void explain(String address, BusException end, long longest, boolean lived) {
+        String hint = "";
+        String text = end.text;
+        if (address.startsWith("tls:") && text.matches(".*(ertificate required|CERTIFICATE_REQUIRED|unknown reason).*")) {
+            hint = ": it may ask for a client certificate, at mtls:";
+        } else if (address.startsWith("mtls:") && text.contains("ertificate")) {
+            hint = ": the certificate of the credential may have expired";
+        } else if (!lived && !address.matches("(tls|mtls|unix):.*") && text.matches(".*(unknown reason|First received frame|reset).*")) {
+            hint = ": if it shows a certificate, write tls: before the address";
+        }
+        String line = "not attached to " + address + " (" + end.getMessage() + ")" + hint + ": trying again, at least every "
+                + longest / 1000.0 + " s";
+        synchronized (this) {
+            if (line.equals(shown)) {
+                return;
+            }
+            shown = line;
+        }
+        log(line);
+    }
+
+    /** Runs one stream from its attach to its end; returns how it ended. */
+    private BusException serve(String address, Link link) throws InterruptedException {
+        Wire made = new Wire(address, options.credential);
+        declare(link);
+        ClientCall<?, ?> stream = listen(made, link);
+        synchronized (this) {
+            wire = made;
+        }
+        boolean drained = false;
+        while (link.end == null) {
+            declareAgain(link);
+            boolean drain;
+            synchronized (this) {
+                drain = leaving && !drained;
+                if (hurry) {
+                    link.end = BusException.lost("the calls in flight took too long");
+                }
+            }
+            if (drain) {
+                drained = true;
+                link.drain("leaving");
+            }
+            String silent = link.look(link.attached != 0);
+            if (silent != null) {
+                link.end = BusException.lost(silent);
+            }
+            synchronized (this) {
+                if (link.end == null && !(leaving && !drained) && (link.attached == 0 || link.version == tools.version())) {
+                    wait(link.tickMillis());
+                }
+            }
+        }
+        BusException end = link.end;
+        boolean ok = end.code() == Status.Code.OK;
+        if (end.text.isEmpty() || end.kind() == BusException.Kind.LOST) {
+            stream.cancel(end.text, null); // without effect on one that the bus has ended
+            if (!ok) {
+                Thread.sleep(FAREWELL_MILLIS);
+            }
+        }
+        synchronized (this) {
+            wire = null;
+            route = null;
+        }
+        made.close();
+        link.end(ok && link.drained());
+        return end;
+    }
+
+    private ClientCall<?, ?> listen(Wire made, Link link) {
+        ClientCall<?, InvokeResponse>[] stream = newArray();
+        var call = made.open(new ClientCall.Listener<InvokeResponse>() {
+            @Override
+            public void onReady() {
+                link.flush();
+            }
+
+            @Override
+            public void onMessage(InvokeResponse message) {
+                if (link.end == null) {
+                    receive(message, link);
+                    stream[0].request(1);
+                }
+            }
+
+            @Override
+            public void onClose(Status status, Metadata trailers) {
+                synchronized (Peer.this) {
+                    if (link.end == null) {
+                        link.end = status.isOk() ? new BusException(BusException.Kind.LOST, Status.Code.OK, "the stream ended")
+                                : BusException.of(status);
+                    }
+                    Peer.this.notifyAll();
+                }
+            }
+        });
+        stream[0] = call;
+        link.stream(call);
+        call.request(2);
+        return call;
+    }
+
+    @SuppressWarnings("unchecked")
+    private static <T> T[] newArray(T... none) {
+        return java.util.Arrays.copyOf(none, 1);
+    }
+
+    private synchronized void declare(Link link) {
+        link.version = tools.version();
+        link.pages = new ArrayList<>(tools.pages(ATTACH_BYTES));
+        link.declared.add(link.version);
+        Attach.Builder attach = Attach.newBuilder().setProtocolVersion(1).setSource(source).setInstance(options.instance)
+                .addAllTools(link.pages.remove(0)).setMaxInFlight(options.maxInFlight).setQualified(options.qualified)
+                .setToken(options.token).addAllNotices(options.notices).setAllOrNone(options.allOrNone)
+                .setNotificationsAfter(newest);
+        if (subscription != null) {
+            attach.addSubscribe(subscription);
+        }
+        link.put(attach.build());
+    }
+
+    /** Declares the tools by a later attach, if they have changed since the last one. */
+    private synchronized void declareAgain(Link link) {
+        if (link.attached != 0 && link.version != tools.version()) {
+            if (link.leaving()) {
+                link.version = tools.version();
+            } else {
+                declare(link);
+            }
+        }
+    }
+
+    /** Offers the tools that did not fit into the attach. */
+    private void register(Wire made, Link link, String session, List<List<Tool>> pages, long version) {
+        for (List<Tool> page : pages) {
+            RegisterRequest request = RegisterRequest.newBuilder().setSessionId(session).addAllTools(page)
+                    .setAllOrNone(options.allOrNone).build();
+            try {
+                RegisterResponse answer = made.ask(Wire.REGISTER, request, REGISTER);
+                synchronized (this) {
+                    if (link.version != version) {
+                        return; // a later attach declares them again
+                    }
+                    noteRefused(answer.getRefusedList(), Map.of());
+                    noteWaiting(answer.getWaitingList());
+                }
+            } catch (BusException | InterruptedException refusal) {
+                log("the bus refused tools that did not fit into one message: " + refusal.getMessage());
+                synchronized (this) {
+                    if (options.allOrNone && refusal instanceof BusException bus && bus.kind() == BusException.Kind.REFUSED) {
+                        fatal = bus;
+                    }
+                    if (link.end == null) {
+                        link.end = BusException.lost("this peer gives the stream up");
+                    }
+                    notifyAll();
+                }
+                return;
+            }
+        }
+        synchronized (this) {
+            answered = version;
+            notifyAll();
+        }
+    }
+
+    // -- messages of the bus -----------------------------------------------------------------------------------------------
+
+    /** Handles the fields of a message, in the order of the protocol. */
+    private void receive(InvokeResponse message, Link link) {
+        link.hear();
+        if (message.hasAttached()) {
+            attached(message.getAttached(), link);
+        }
+        message.getEventsList().forEach(event -> note(event, link));
+        if (message.getCallsCount() > 0) {
+            tools.begin(message.getCallsList(), link, this);
+        }
+        message.getProgressList().forEach(progress -> {
+            Consumer<dev.toolbus.pb.ToolProgress> told = link.progressed(progress);
+            try {
+                if (told != null) {
+                    told.accept(progress);
+                }
+            } catch (RuntimeException fault) {
+                log("onProgress failed: " + fault);
+            }
+        });
+        message.getResultsList().forEach(link::answered);
+        message.getCancelsList().forEach(cancel -> link.cancel(cancel.getCallId()));
+        if (message.hasHeartbeat()) {
+            Heartbeat heartbeat = message.getHeartbeat();
+            if (heartbeat.getFromPeer()) {
+                tools.begin(link.echoed(heartbeat.getSequence()), link, this);
+            } else {
+                link.put(heartbeat);
+            }
+        }
+        if (message.hasDrain()) {
+            drained(message.getDrain().getReason(), link);
+        }
+        link.settle();
+    }
+
+    /** Takes the answer to an attach; the first one opens the session. */
+    private synchronized void attached(Attached answer, Link link) {
+        boolean whole = answer.getRefusedTotal() == 0 && answer.getRefusedCount() > 0; // the attach itself is refused
+        if (whole) {
+            log("the bus refused the tools: " + answer.getRefused(0).getError()); // everything stays as it was
+        } else {
+            Map<Key, RefusedTool> before = Map.copyOf(refused);
+            refused.clear();
+            waiting.clear();
+            noteRefused(answer.getRefusedList(), before);
+            noteWaiting(answer.getWaitingList());
+        }
+        long version = link.declared.isEmpty() ? link.version : link.declared.remove();
+        if (link.declared.isEmpty() && !link.pages.isEmpty() && !whole) {
+            List<List<Tool>> pages = link.pages;
+            link.pages = List.of();
+            Wire made = wire;
+            options.executor.execute(() -> register(made, link, answer.getSessionId(), pages, version));
+        } else {
+            answered = version;
+        }
+        if (link.attached == 0) {
+            link.open(answer);
+            link.attached = System.nanoTime();
+            shown = "";
+            if (answer.getExpiresSeconds() > 0 && answer.getExpiresSeconds() < EXPIRY_SECONDS) {
+                log(String.format("the key of %s expires in %.1f hours: renew it", answer.getIdentity(),
+                        answer.getExpiresSeconds() / 3600));
+            }
+            if (!link.leaving() && left == null) {
+                route = link;
+            }
+        }
+        declareAgain(link);
+        notifyAll();
+    }
+
+    /** Takes an event. Events for the author are logged as warnings; unknown kinds are ignored. */
+    private void note(Event event, Link link) {
+        switch (event.getKindCase()) {
+            case CATALOG -> follow(Subscription.SUBSCRIPTION_CATALOG, event.getCatalog());
+            case NOTIFICATION -> {
+                synchronized (this) {
+                    newest = Math.max(newest, event.getNotification().getNumber());
+                }
+                follow(Subscription.SUBSCRIPTION_NOTIFICATIONS, event.getNotification());
+            }
+            case TOOL_OVERWRITTEN -> log("the tool '" + event.getToolOverwritten().getName()
+                    + "' is not offered any more: the source '" + event.getToolOverwritten().getBySource() + "' took its name");
+            case TOOL_REMOVED -> log("the tool '" + event.getToolRemoved().getName()
+                    + "' is not offered any more: another client withdrew it");
+            case PERMISSION_DENIED -> log("the bus refused '" + event.getPermissionDenied().getOperation()
+                    + "': the permission '" + event.getPermissionDenied().getPermission() + "' is missing");
+            case PERMISSION_CHANGED -> {
+                boolean granted = event.getPermissionChanged().getGranted();
+                String permission = event.getPermissionChanged().getPermission();
+                log("the permission '" + permission + "' was " + (granted ? "granted" : "revoked"));
+                if (permission.equals("tools") && granted && !link.leaving()) {
+                    declare(link); // the bus withdrew the tools
+                }
+            }
+            case TOOLS_REVIEWED -> reviewed(event.getToolsReviewed());
+            default -> { }
+        }
+    }
+
+    private void follow(Subscription of, Object item) {
+        if (subscription == of) {
+            feed.add(item);
+        }
+    }
+
+    private synchronized void reviewed(ToolsReviewed review) {
+        Map<Key, RefusedTool> before = Map.copyOf(refused);
+        Set<String> named = new HashSet<>(review.getRegisteredList());
+        review.getRefusedList().forEach(tool -> named.add(tool.getName()));
+        review.getWaitingList().forEach(tool -> named.add(tool.getName()));
+        refused.keySet().removeIf(key -> named.contains(key.name));
+        waiting.keySet().removeIf(key -> named.contains(key.name));
+        noteRefused(review.getRefusedList(), before);
+        noteWaiting(review.getWaitingList());
+    }
+
+    /** Stores which tools the bus refused; logs each reason once, not again after every reconnect. */
+    private void noteRefused(List<RefusedTool> more, Map<Key, RefusedTool> before) {
+        for (RefusedTool tool : more) {
+            Key key = new Key(tool.getRole(), tool.getName());
+            RefusedTool known = before.get(key);
+            if (known == null || !known.getError().equals(tool.getError())) {
+                log("the bus does not offer the tool '" + tool.getName() + "': " + tool.getError());
+            }
+            refused.put(key, tool);
+        }
+    }
+
+    /** Stores which tools wait for a role; logs each once. */
+    private void noteWaiting(List<WaitingTool> more) {
+        for (WaitingTool tool : more) {
+            Key key = new Key(tool.getRole(), tool.getName());
+            if (shownWaiting.add(key)) {
+                log("the tool '" + tool.getName() + "' waits for role '" + tool.getRole() + "', which the bus does not have");
+            }
+            waiting.put(key, tool);
+        }
+    }
+
+    private void drained(String reason, Link link) {
+        link.drainReceived();
+        synchronized (this) {
+            route = null; // new calls wait for the next stream
+        }
+        if (reason.equals("replaced") || reason.equals("requested")) {
+            String text = "the bus ended this peer's session: " + reason;
+            log(text);
+            closeRoute(text);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+package dev.toolbus;
+
+import com.google.protobuf.MessageLite;
+import dev.toolbus.pb.InvokeRequest;
+import dev.toolbus.pb.InvokeResponse;
+import dev.toolbus.pb.ListRequest;
+import dev.toolbus.pb.ListResponse;
+import dev.toolbus.pb.RegisterRequest;
+import dev.toolbus.pb.RegisterResponse;
+import io.grpc.CallOptions;
+import io.grpc.ClientCall;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.Metadata;
+import io.grpc.MethodDescriptor;
+import io.grpc.Status;
+import io.grpc.TlsChannelCredentials;
+import io.grpc.netty.shaded.io.grpc.netty.NettyChannelBuilder;
+import io.grpc.netty.shaded.io.netty.channel.ChannelOption;
+import io.grpc.netty.shaded.io.netty.channel.EventLoopGroup;
+import io.grpc.netty.shaded.io.netty.channel.epoll.Epoll;
+import io.grpc.netty.shaded.io.netty.channel.epoll.EpollDomainSocketChannel;
+import io.grpc.netty.shaded.io.netty.channel.epoll.EpollEventLoopGroup;
+import io.grpc.netty.shaded.io.netty.channel.unix.DomainSocketAddress;
+import java.io.ByteArrayInputStream;
+import java.io.IOException;
+import java.io.InputStream;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.attribute.PosixFileAttributeView;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.ThreadFactory;
+import java.util.concurrent.TimeUnit;
+import java.util.regex.Pattern;
+
+/**
+ * One connection, by the credential as it is now. Addresses are HOST:PORT and unix:PATH without TLS, tls:HOST:PORT and
+ * mtls:HOST:PORT with it.
+ */
+final class Wire {
+    /** Runs what comes from all connections, and what goes there: a handler that blocks its thread delays no heartbeat. */
+    static final ScheduledThreadPoolExecutor STREAMS = new ScheduledThreadPoolExecutor(1, task -> Options.daemon(task, "toolbus"));
+
+    static final MethodDescriptor<InvokeRequest, InvokeResponse> INVOKE = method(
+            MethodDescriptor.MethodType.BIDI_STREAMING, "Invoke", InvokeRequest.getDefaultInstance(),
+            InvokeResponse.getDefaultInstance());
+    static final MethodDescriptor<ListRequest, ListResponse> LIST = method(MethodDescriptor.MethodType.UNARY, "List",
+            ListRequest.getDefaultInstance(), ListResponse.getDefaultInstance());
+    static final MethodDescriptor<RegisterRequest, RegisterResponse> REGISTER = method(MethodDescriptor.MethodType.UNARY,
+            "Register", RegisterRequest.getDefaultInstance(), RegisterResponse.getDefaultInstance());
+
+    private static final int WINDOW = 4 * 1024 * 1024; // bytes that may be under way
+    private static final Pattern HOST_PORT = Pattern.compile("(?:\\[([0-9A-Fa-f:.]+)]|([^\\[\\]:/\\s]+)):([0-9]{1,5})");
+    private static final Pattern TEXT = Pattern.compile( // of a TOML file: in one line, or between three quotes
+            "(?m)^[ \\t]*([A-Za-z0-9_-]+)[ \\t]*=[ \\t]*(?:\"\"\"\\r?\\n?([\\s\\S]*?)\"\"\"|'''\\r?\\n?([\\s\\S]*?)'''"
+                    + "|'([^'\\n]*)'|(\"(?:[^\"\\\\\\n]|\\\\.)*\"))");
+
+    /** Made when a socket is first used. */
+    private static final class Sockets {
+        static final EventLoopGroup LOOP = new EpollEventLoopGroup(1,
+                (ThreadFactory) task -> Options.daemon(task, "toolbus-sockets"));
+    }
+
+    private final ManagedChannel channel;
+    private final Metadata headers = new Metadata();
+
+    static {
+        STREAMS.setRemoveOnCancelPolicy(true);
+    }
+
+    /** Prepares a connection, which the first call makes. */
+    Wire(String address, String credential) {
+        Map<String, String> values = readCredential(credential);
+        boolean secure = address.startsWith("tls:") || address.startsWith("mtls:");
+        String target = secure ? address.substring(address.indexOf(':') + 1) : address;
+        String token = values.getOrDefault("token", "");
+        if (!token.isEmpty()) {
+            boolean local = Set.of("unix", "127.0.0.1", "localhost", "[").contains(address.split("(?<=^\\[)|:")[0]);
+            if (!secure && !local) {
+                throw BusException.setup("a token is not sent to " + address + " in plain text: write tls:" + address);
+            }
+            if (!token.matches("[!-~]+")) {
+                throw BusException.setup("the token of " + credential + " is not printable ASCII: copy it again");
+            }
+            headers.put(Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER), "Bearer " + token);
+        }
+        var matcher = HOST_PORT.matcher(target);
+        NettyChannelBuilder builder;
+        if (!secure && target.startsWith("unix:")) {
+            if (!Epoll.isAvailable()) {
+                throw BusException.setup("sockets such as " + target + " need Linux on x86-64 or ARM-64 here: use a port");
+            }
+            builder = NettyChannelBuilder.forAddress(new DomainSocketAddress(target.substring(5))).usePlaintext()
+                    .channelType(EpollDomainSocketChannel.class).eventLoopGroup(Sockets.LOOP).overrideAuthority("localhost")
+                    .withOption(ChannelOption.SO_KEEPALIVE, null); // of which sockets of files know nothing
+        } else if (matcher.matches() && Integer.parseInt(matcher.group(3)) < 65_536) {
+            String host = matcher.group(1) == null ? matcher.group(2) : matcher.group(1);
+            var trust = secure ? trust(values, credential) : InsecureChannelCredentials.create();
+            builder = NettyChannelBuilder.forAddress(host, Integer.parseInt(matcher.group(3)), trust);
+        } else {
+            throw BusException.setup("the address '" + address
+                    + "' is not HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT");
+        }
+        channel = builder.executor(STREAMS).flowControlWindow(WINDOW).maxInboundMessageSize(Integer.MAX_VALUE)
+                .keepAliveTime(30, TimeUnit.SECONDS).keepAliveTimeout(10, TimeUnit.SECONDS).disableRetry().build();
+    }
+
+    private static io.grpc.ChannelCredentials trust(Map<String, String> values, String credential) {
+        try {
+            TlsChannelCredentials.Builder trust = TlsChannelCredentials.newBuilder();
+            if (values.containsKey("ca")) {
+                trust.trustManager(stream(values.get("ca")));
+            }
+            if (values.containsKey("key") && values.containsKey("certificate")) {
+                trust.keyManager(stream(values.get("certificate")), stream(values.get("key")));
+            }
+            return trust.build();
+        } catch (IOException | IllegalArgumentException problem) {
+            throw BusException.setup("the credential " + credential + " cannot be used: " + problem.getMessage());
+        }
+    }
+
+    private static InputStream stream(String text) {
+        return new ByteArrayInputStream(text.getBytes(StandardCharsets.UTF_8));
+    }
+
+    /** Opens the stream; what comes goes to the listener, on the thread of streams. */
+    ClientCall<InvokeRequest, InvokeResponse> open(ClientCall.Listener<InvokeResponse> listener) {
+        ClientCall<InvokeRequest, InvokeResponse> call = channel.newCall(INVOKE, CallOptions.DEFAULT);
+        Metadata sent = new Metadata();
+        sent.merge(headers);
+        call.start(listener, sent);
+        return call;
+    }
+
+    /** Makes an RPC with one answer, and waits for it. */
+    <Q, A> A ask(MethodDescriptor<Q, A> method, Q request, Duration time) throws InterruptedException {
+        CompletableFuture<A> answer = new CompletableFuture<>();
+        CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(time.toMillis(), TimeUnit.MILLISECONDS);
+        ClientCall<Q, A> call = channel.newCall(method, options);
+        Metadata sent = new Metadata();
+        sent.merge(headers);
+        call.start(new ClientCall.Listener<>() {
+            private A message;
+
+            @Override
+            public void onMessage(A message) {
+                this.message = message;
+            }
+
+            @Override
+            public void onClose(Status status, Metadata trailers) {
+                if (status.isOk() && message != null) {
+                    answer.complete(message);
+                } else {
+                    answer.completeExceptionally(BusException.of(status.isOk() ? Status.UNAVAILABLE : status));
+                }
+            }
+        }, sent);
+        call.request(2);
+        call.sendMessage(request);
+        call.halfClose();
+        try {
+            return answer.get();
+        } catch (ExecutionException problem) {
+            throw (BusException) problem.getCause();
+        } catch (InterruptedException interrupted) {
+            call.cancel("interrupted", null);
+            throw interrupted;
+        }
+    }
+
+    void close() {
+        channel.shutdownNow();
+    }
+
+    private static <Q extends MessageLite, A extends MessageLite> MethodDescriptor<Q, A> method(
+            MethodDescriptor.MethodType type, String name, Q request, A answer) {
+        return MethodDescriptor.newBuilder(marshaller(request), marshaller(answer)).setType(type)
+                .setFullMethodName("toolbus.v1.ToolBusService/" + name).build();
+    }
+
+    private static <T extends MessageLite> MethodDescriptor.Marshaller<T> marshaller(T empty) {
+        return new MethodDescriptor.Marshaller<>() {
+            @Override
+            public InputStream stream(T message) {
+                return new ByteArrayInputStream(message.toByteArray());
+            }
+
+            @Override
+            @SuppressWarnings("unchecked")
+            public T parse(InputStream stream) {
+                try {
+                    return (T) empty.getParserForType().parseFrom(stream);
+                } catch (IOException problem) {
+                    String text = "a message of the bus cannot be read: " + problem.getMessage();
+                    throw Status.INTERNAL.withDescription(text).withCause(problem).asRuntimeException();
+                }
+            }
+        };
+    }
+
+    /** Returns the texts of a credential file; none without a path. */
+    static Map<String, String> readCredential(String path) {
+        if (path.isEmpty()) {
+            return Map.of();
+        }
+        try {
+            var view = Files.getFileAttributeView(Path.of(path), PosixFileAttributeView.class);
+            if (view != null && view.readAttributes().permissions().stream()
+                    .anyMatch(permission -> !permission.name().startsWith("OWNER_"))) {
+                throw BusException.setup("other users can read the credential " + path + ": chmod 600 " + path);
+            }
+            return texts(Files.readString(Path.of(path)));
+        } catch (IOException problem) {
+            throw BusException.setup("the credential " + path + " cannot be read: " + problem);
+        }
+    }
+
+    /** Returns the texts of a TOML file as {@code toolbus keys add} writes it. */
+    static Map<String, String> texts(String file) {
+        Map<String, String> values = new HashMap<>();
+        var matcher = TEXT.matcher(file);
+        int from = 0;
+        while (matcher.find(from)) {
+            String value = matcher.group(5) == null ? "" : Values.parse(matcher.group(5), String.class);
+            for (int group = 2; group < 5; group++) {
+                value = matcher.group(group) == null ? value : matcher.group(group);
+            }
+            values.put(matcher.group(1), value);
+            from = matcher.end();
+        }
+        values.values().removeIf(String::isEmpty);
+        return values;
+    }
+}
