@@ -112,10 +112,11 @@ EPILOG = epilog(
     ),
     """
     A plugin is a Python file, or a folder with a plugin.toml as N.E.K.O. has them; of a folder of such folders, each
-    runs whose plugin.toml does not say enabled = false. Each plugin runs in its own process; its output is printed with
-    its name. A plugin that dies is restarted after a backoff, which doubles from 0.25 s to 30 s. One that dies 5 times
-    within 30 s, or cannot start, is given up, and the others continue. A plugin that ends by itself with exit code 0 is
-    not restarted.
+    runs whose plugin.toml does not say enabled = false. Of a folder in which each file makes a Plugin, as `toolbus new`
+    writes one, each runs; files whose names begin with _ or test_ are left out. Each plugin runs in its own process;
+    its output is printed with its name. A plugin that dies is restarted after a backoff, which doubles from 0.25 s to
+    30 s. One that dies 5 times within 30 s, or cannot start, is given up, and the others continue. A plugin that ends
+    by itself with exit code 0 is not restarted.
 
     A plugin gets the variables that programs need (PATH, HOME, languages, proxies, Python's own and others) and those
     that --env names; a plugin that reads another one is reported. --secrets names a TOML file that only you can read,

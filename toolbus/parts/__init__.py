@@ -12,6 +12,7 @@ PARTS: tuple[Part, ...] = (
             PartCommand("new", "toolbus.parts.development.new_command:new", "Write the first files of a plugin."),
             PartCommand("dev run", "toolbus.parts.development.dev_command:dev", "Run a bus and plugins that reload."),
         ),
+        loaders=("toolbus.parts.development.folder_loader:PluginFolderLoader",),
     ),
     Part(
         "tasks",

@@ -357,6 +357,6 @@ def test_a_file_that_offers_nothing_says_what_to_do(tmp_path: Path) -> None:
     assert names(loaded) == ["x"]
     assert {problem.file: problem.reason for problem in loaded.problems} == {
         "greet.py": "offers no tools: put `@llm_tool` (from toolbus import llm_tool) above greet",
-        "weather.py": "is a plugin, so it offers no tools here: run it with `toolbus run weather.py`",
+        "weather.py": f"is a plugin, so it offers no tools here: run it with `toolbus run {tmp_path}/weather.py`",
     }
     assert not any(problem.skipped for problem in loaded.problems)

@@ -11,6 +11,7 @@ import builtins
 import importlib.util
 import json
 import logging
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -220,7 +221,7 @@ class _Loading:
             registered.reset(token)
         if is_shared(file):
             self._shared[_stem(file)] = module
-        if not specs and offers and (why := _why_nothing(module, file)):
+        if not specs and offers and (why := _why_nothing(module, self._folder / file)):
             self.problems.append(FileProblem(_printable(file), why, skipped=False))
         for spec in specs if offers else ():
             self._add(file, spec)
@@ -277,14 +278,16 @@ class _Loading:
         self.problems.append(FileProblem(_printable(file), reason))
 
 
-def _why_nothing(module: ModuleType, file: str) -> str:
+def _why_nothing(module: ModuleType, file: Path) -> str:
     """Returns how a file that offers nothing would offer something; "" where it is a helper by its looks."""
-    if is_shared(file):
+    if is_shared(file.name):
         return ""
     values = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     kinds = {(type(value).__module__.partition(".")[0], type(value).__name__) for value in values.values()}
     if ("toolbus", "Plugin") in kinds:
-        return f"is a plugin, so it offers no tools here: run it with `toolbus run {_printable(file)}`"
+        return (
+            f"is a plugin, so it offers no tools here: run it with `toolbus run {shlex.quote(_printable(str(file)))}`"
+        )
     functions = {name: value for name, value in values.items() if isinstance(value, FunctionType)}
     own = [name for name, value in functions.items() if value.__module__ == module.__name__]
     return f"offers no tools: put `@llm_tool` (from toolbus import llm_tool) above {list_names(own)}" if own else ""

@@ -92,10 +92,10 @@ async def test_a_call_that_waits_is_found_and_allowed(page: Page) -> None:
         Host(bus.grpc_addresses[0], source="assistant") as host,
     ):
 
-        @bus.tool(timeout=120)
         def pay(amount: int) -> str:
             return f"paid {amount}"
 
+        bus.tool(timeout=120)(pay)
         calling = asyncio.create_task(host.call("pay", {"amount": 5}))
         world = World(bus.grpc_addresses[0], str(bus.http_address), host)
         await open_console(page, world, "")

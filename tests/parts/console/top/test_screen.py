@@ -287,3 +287,18 @@ async def test_a_picture_shows_what_its_keys_open() -> None:
     picture = await draw("call", light=True)
     assert "search_mailbox" in picture
     assert "deadline" in picture
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+async def test_figures_and_keys_are_whole_or_left_out(width: int) -> None:
+    async with screen(world.digests(), size=(width, 24)) as (app, pilot, _):
+        await pilot.pause()
+        line = next(each for each in _shown(app).splitlines() if " calls/s " in each)
+        assert re.fullmatch(
+            r" +\d+ calls/s [ ▁-█]+  \d+ in flight(  [\d,]+ calls(  [\d,]+ errors(  held [\d.]+ \w+(  lag [\d.]+ \w+"
+            r"(  late \d+)?)?)?)?)? *",
+            line,
+        ), line
+        assert ("late" in line) == (width == 200)
+        keys = _shown(app).splitlines()[-1]
+        assert ("q Quit" in keys) == (width >= 80), keys

@@ -14,6 +14,7 @@ from toolbus.parts.console.top.digest_reader import ConnectionLoss
 from toolbus.parts.console.top.views import Selection, View
 
 RATE_BARS = 24
+RATE_BARS_LEAST = 12
 _MUTED = "$foreground 60%"
 
 _Parts = list[Content | tuple[str, str]]
@@ -59,21 +60,29 @@ def bus_line(state: BusState, address: str, now: float, loss: ConnectionLoss | N
     return Content.assemble(*parts)
 
 
-def figures(state: BusState) -> Content:
-    """Returns the counts of the whole bus."""
+def figures(state: BusState, width: int) -> Content:
+    """Returns the counts of the whole bus, as many as fit: the first ones say most."""
     bus = state.bus
     failed = bus.get("total_failed")
+    begin = Content.styled(f" {units.rate(bus.get('rate')):>6} calls/s ", "bold")
     parts: _Parts = [
-        (f" {units.rate(bus.get('rate')):>6} calls/s ", "bold"),
-        (units.sparkline(state.rates, RATE_BARS), "$accent"),
-        Content(f"  {frame.in_flight(state)}  {units.count(bus.get('total'))} calls  "),
-        (f"{units.count(failed)} errors", "$error" if failed else _MUTED),
+        Content(f"  {frame.in_flight(state)}"),
+        Content(f"  {units.count(bus.get('total'))} calls"),
+        (f"  {units.count(failed)} errors", "$error" if failed else _MUTED),
     ]
     if state.lost:
         parts.append((f"  {units.count(state.lost)} calls lost (ended faster than read)", "$warning"))
-    rest = f"  held {units.size(bus.get('held_bytes'))}  lag {units.duration(bus.get('loop_lag'))}"
-    parts.append((f"{rest}  late {units.count(bus.get('late'))}", _MUTED))
-    return Content.assemble(*parts)
+    parts.append((f"  held {units.size(bus.get('held_bytes'))}", _MUTED))
+    parts.append((f"  lag {units.duration(bus.get('loop_lag'))}", _MUTED))
+    parts.append((f"  late {units.count(bus.get('late'))}", _MUTED))
+    contents = [part if isinstance(part, Content) else Content.styled(*part) for part in parts]
+    while (
+        len(contents) > 1 and width - begin.cell_length - sum(each.cell_length for each in contents) < RATE_BARS_LEAST
+    ):
+        contents.pop()
+    room = width - begin.cell_length - sum(each.cell_length for each in contents)
+    bars = units.sparkline(state.rates, max(RATE_BARS_LEAST, min(RATE_BARS, room)))
+    return Content.assemble(begin, Content.styled(bars, "$accent"), *contents)
 
 
 def tab(state: BusState, view: View, *, is_shown: bool) -> Content:

@@ -213,10 +213,10 @@ class TopApp(App[int]):
     CSS_PATH = "screen.tcss"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("t", "view('tools')", "Tools"),
-        Binding("s", "view('sources')", "Sources"),
-        Binding("c", "view('calls')", "Calls"),
-        Binding("e", "view('errors')", "Errors"),
+        Binding("t", "view('tools')", "Tools", show=False),  # its tab shows the key
+        Binding("s", "view('sources')", "Sources", show=False),
+        Binding("c", "view('calls')", "Calls", show=False),
+        Binding("e", "view('errors')", "Errors", show=False),
         Binding("slash", "filter", "Filter"),
         Binding("less_than_sign", "sort(-1)", "Sort", key_display="< >"),
         Binding("greater_than_sign", "sort(1)", "Sort", show=False),
@@ -294,7 +294,7 @@ class TopApp(App[int]):
         base = self.screen_stack[0]
         about_bus = header.bus_line(self.state, self._address, live.now, live.loss, is_paused=live.is_paused)
         self._write(base.query_one("#bus", Static), about_bus)
-        self._write(base.query_one("#figures", Static), header.figures(self.state))
+        self._write(base.query_one("#figures", Static), header.figures(self.state, self.size.width))
         for tab in base.query(ViewTab):
             self._write(tab, header.tab(self.state, tab.view, is_shown=tab.view is view))
         self._write(base.query_one("#selected", Static), header.selected(selection))
