@@ -41,6 +41,8 @@ def test_a_value_that_keeps_its_rule_is_returned(read: Callable[[Reader], Any], 
         (Reader.text, "\ud800", "it holds half of a surrogate pair"),
         (Reader.flag, 0, "a.b is 0, it must be true or false"),
         (Reader.number, "1", "a.b is '1', it must be a number: write it without quotes"),
+        (Reader.whole, "-2.5", "a.b is '-2.5', it must be a whole number: write it without quotes"),
+        (Reader.flag, "true", "a.b is 'true', it must be true or false: write it without quotes"),
         (Reader.number, True, "it must be a number"),
         (Reader.number, float("nan"), "it must be a number"),
         (Reader.number, 10**400, "it must be a number"),
@@ -63,6 +65,14 @@ def test_an_error_names_place_value_rule_and_how_to_fix_it(
     assert str(caught.value).startswith("bus.toml: a.b")
     assert sentence in str(caught.value)
     assert caught.value.loc[:2] == ("a", "b")
+
+
+@pytest.mark.parametrize(("read", "value"), [(Reader.number, "soon"), (Reader.whole, ""), (Reader.flag, "yes")])
+def test_a_text_that_would_not_fit_without_quotes_either_is_not_said_to_have_them(
+    read: Callable[[Reader], Any], value: str
+) -> None:
+    with pytest.raises(SetupError, match=r"(number|true or false)$"):  # perhaps of a variable, which has no quotes
+        read(Reader(value, "TOOLBUS_X"))
 
 
 def test_places_follow_lists_and_objects_and_a_label_goes_behind_them() -> None:

@@ -103,7 +103,8 @@ class Reader:
     def flag(self) -> bool:
         """Returns True or False; 0, 1 and texts are neither."""
         if not isinstance(self.value, bool):
-            raise self.error("it must be true or false", "write one of them, without quotes")
+            quoted = isinstance(self.value, str) and self.value.lower() in ("true", "false")
+            raise self.error("it must be true or false", "write it without quotes" if quoted else "")
         return self.value
 
     def number(self, least: float = -MAX_NUMBER, most: float = MAX_NUMBER) -> float:
@@ -123,7 +124,8 @@ class Reader:
         return isinstance(self.value, int | float) and not isinstance(self.value, bool)
 
     def _quoted(self) -> str:
-        return "write it without quotes" if isinstance(self.value, str) else ""
+        is_quoted = isinstance(self.value, str) and re.fullmatch(r"\s*[-+]?[0-9]+(\.[0-9]+)?\s*", self.value)
+        return "write it without quotes" if is_quoted else ""
 
     # -- lists and objects -------------------------------------------------------------------------------------------
 
