@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Site:
     def __init__(self, name: str, bus: Bus) -> None:
         self.name, self.bus = name, bus
         self.grpc = bus.grpc_addresses[0]
-        self.mounts = Mounts(bus.core, MountManifest(None), partial(open_remote, None), timings=QUICK)
+        self.mounts = Mounts(bus.core, MountManifest(None), functools.partial(open_remote, None), timings=QUICK)
         self.entries: dict[str, MountEntry] = {}
 
     def offer(self, name: str, source: str = "own", **options: Any) -> None:
@@ -164,6 +164,39 @@ async def test_user_level_role_and_trace_come_through_and_a_hidden_tool_stays_hi
         assert below.error is not None
         assert below.error.code is Code.NOT_FOUND
         assert "north:high" not in {each.name for each in await host.list()}
+
+
+def greeting(role: str) -> str:
+    """Greets."""
+    return role
+
+
+async def test_each_role_reaches_its_own_tool_and_a_role_that_the_other_bus_lacks_reaches_tools_for_all() -> None:
+    here, there = ("pirate", "cook", "captain"), ("pirate", "cook", "judge")
+    async with AsyncExitStack() as stack:
+        bus, own = [await stack.enter_async_context(running_bus(roles=roles)) for roles in (there, here)]
+        host = await stack.enter_async_context(Host(own.grpc_addresses[0]))
+        edge, plugin = Site("edge", own), Plugin("work", address=bus.grpc_addresses[0])
+        stack.push_async_callback(edge.mounts.stop)
+        for role in ("pirate", "cook"):
+            bus.offer(f"of-{role}", spec_of(llm_tool(name="greet", role=role)(functools.partial(greeting, role))))
+
+        async def asked(scope: ToolScope) -> str:
+            """Tells for which role it runs."""
+            return str(scope.role)
+
+        plugin.add_tool(asked, name="asked")
+        plugin.add_tool(functools.partial(greeting, "judge"), name="judges", role="judge")
+        async with plugin:
+            await plugin.ready()
+            await edge.mount(Site("north", bus))
+            for role in ("pirate", "cook"):
+                assert (await host.call("north:greet", role=role)).output == role
+                assert (await host.call("north:asked", role=role)).output == role
+            assert (await host.call("north:asked", role="captain")).error is None
+            assert {each.name for each in await host.list("captain")} == {"north:asked"}
+            waiting = {each.name: each.state for each in await host.list(include_offline=True)}
+            assert waiting["north:judges"] == "waiting"
 
 
 async def test_over_mutual_tls_tools_are_listed_up_to_the_level_that_the_key_may_state(tmp_path: Path) -> None:
@@ -402,4 +435,5 @@ async def test_of_several_addresses_another_bus_goes_on() -> None:
             mount = await edge.add(entry)
             await until(lambda: "north:both" in edge.names())
         await until(lambda: mount.state is MountState.LIVE and "north:of_n0" in edge.names())
-        assert (await edge.bus.call("north:both")).output == "n0"
+        result = await edge.bus.call("north:both")
+        assert result.output == "n0", result

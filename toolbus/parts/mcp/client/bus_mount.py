@@ -275,7 +275,8 @@ class BusMount(Mount):
             attempt = 0 if self._was_ready else attempt + 1
             if why:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), self._timings.restarts.backoff(attempt))
+                    async with asyncio.timeout(self._timings.restarts.backoff(attempt)):
+                        await self._over.wait()
             self.restarts += 1
 
     async def _follow(self) -> str:
@@ -348,7 +349,8 @@ class BusMount(Mount):
     async def _wait(self, seconds: float) -> None:
         """Waits for a change, at most so long."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            async with asyncio.timeout(seconds):  # `wait_for` may swallow a cancel that comes together with a change
+                await self._changed.wait()
         self._changed.clear()
 
     def _go_offline(self, why: str) -> None:

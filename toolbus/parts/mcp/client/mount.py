@@ -319,8 +319,9 @@ class Mount:
                 continue
             attempt = 0 if self._was_ready else attempt  # the backoff grows only while the server cannot start
             self._set(MountState.RESTARTING, death)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._until_retry(), self._timings.restarts.backoff(attempt))
+            with contextlib.suppress(TimeoutError):  # not `wait_for`, which may swallow the cancel of `stop`
+                async with asyncio.timeout(self._timings.restarts.backoff(attempt)):
+                    await self._until_retry()
             attempt += 1
             self.restarts += 1
             self._needed.set()
@@ -479,7 +480,8 @@ class Mount:
         while not self._over.is_set():
             left = None if not idle else max(0.01, self.handler.used_at + idle - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._over.wait()
             quiet = time.monotonic() - self.handler.used_at
             if idle and quiet >= idle and self.handler.is_idle and not self.features.subscribed:
                 return
