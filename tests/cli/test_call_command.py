@@ -94,7 +94,7 @@ def test_a_failed_call_has_code_stage_and_limit_in_json(bus: str) -> None:
 def test_an_unknown_tool_and_invalid_arguments_have_different_codes(bus: str) -> None:
     unknown = toolbus("call", "nothing", "--bus", bus).stderr
     assert "code=NOT_FOUND stage=NOT_DISPATCHED" in unknown
-    assert "`toolbus explain NAME`" in unknown
+    assert "`toolbus access explain NAME`" in unknown
     invalid = toolbus("call", "get_weather", "city=Oslo", "days=three", "--bus", bus).stderr
     assert 'arguments.days: "three" ' in invalid
     assert "code=INVALID_ARGUMENTS" in invalid
@@ -146,7 +146,7 @@ def test_a_refusal_by_a_tool_of_the_bus_points_at_no_further_command(capsys: pyt
     for of_bus in (False, True):
         with pytest.raises(typer.Exit):
             show(Result("1", is_error=True, error=error), as_json=False, of_bus=of_bus)
-        assert ("toolbus explain" in capsys.readouterr().err) is not of_bus
+        assert ("toolbus access explain" in capsys.readouterr().err) is not of_bus
 
 
 def test_a_text_of_the_content_that_repeats_the_output_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -554,7 +554,7 @@ def _show_error(error: CallError | None, explainable: bool) -> None:
     terminal.print_note(error.message)
     terminal.print_lines(clean_line(" ".join(fields)), sys.stderr)
     if explainable and error.stage.name == "NOT_DISPATCHED" and error.code.name in _EXPLAINED:
-        terminal.print_lines("`toolbus explain NAME` says step by step why", sys.stderr)
+        terminal.print_lines("`toolbus access explain NAME` says step by step why", sys.stderr)
 
 
 def _as_record(result: Result) -> dict[str, Any]:

@@ -138,14 +138,14 @@ EPILOG = epilog(
     the next free one, and a warning says so.
 
     The file sets which users may call what: [permissions.tools], [permissions.roles] and [permissions.sources], each
-    with lines NAME = ["USER", ...]. `toolbus permit` changes the rules while the bus runs, and overrides the file from
-    then on.
+    with lines NAME = ["USER", ...]. `toolbus access permit` changes the rules while the bus runs, and overrides the
+    file from then on.
 
     With --council (TOML or JSON) hosts run that council over HTTP; docs/start/councils.md describes the file. The API
     key of its sidecar model is read from TOOLBUS_SIDECAR_API_KEY only.
 
     With --mcp-servers the bus mounts the MCP servers of a file as MCP clients have it (mcpServers, or VS Code's
-    servers), in addition to those of `toolbus mount`, and follows its changes; ${VAR} in it is taken from the
+    servers), in addition to those of `toolbus mounts add`, and follows its changes; ${VAR} in it is taken from the
     environment of the bus.
 
     When the bus is ready, it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off, and

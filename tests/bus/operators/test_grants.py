@@ -71,7 +71,7 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     assert (refused.code, refused.message) == (
         Code.PERMISSION_DENIED,
         "tool 'a' is withdrawn: source 'p' may not offer tools any more; an operator grants it "
-        "the permission with `toolbus grant p`",
+        "the permission with `toolbus access grant p`",
     )
     core.plugin("q", tool("b", min_level=1))
     grants_of(core).revoke("q")
@@ -88,7 +88,7 @@ def test_what_is_offered_without_the_permission_is_refused_in_an_event_and_the_s
     changed.revoke("p")
     plugin = core.attached("p", tool("a"))
     (attached,) = [frame.attached for frame in plugin.written() if frame.HasField("attached")]
-    assert [(each.name, "with `toolbus grant p`" in each.error) for each in attached.refused] == [("a", True)]
+    assert [(each.name, "with `toolbus access grant p`" in each.error) for each in attached.refused] == [("a", True)]
     plugin.attach("p", tool("a"))
     assert notices(plugin) == [("denied", ("tools", "attach"))]
     assert (names(core), plugin.ended) == ([], False)

@@ -1,4 +1,4 @@
-"""``toolbus explain``: what a call would get, and where it would be stopped."""
+"""``toolbus access explain``: what a call would get, and where it would be stopped."""
 
 import pytest
 

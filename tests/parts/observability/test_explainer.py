@@ -119,7 +119,7 @@ async def test_the_notices_that_name_a_missing_tool_or_its_file_are_quoted(bus: 
 async def test_a_source_that_may_not_offer_tools_is_named(bus: Bus) -> None:
     await bus.call("toolbus:revoke", {"source": "p"})
     stopped = stops(await explained(bus, "of_ann", user="ann"))
-    assert "`toolbus grant p`" in stopped["registered"]
+    assert "`toolbus access grant p`" in stopped["registered"]
 
 
 async def test_a_tool_that_was_refused_is_explained_with_the_reason(bus: Bus) -> None:

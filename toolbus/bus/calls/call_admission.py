@@ -180,7 +180,7 @@ class CallAdmission:
             return Refused(
                 Code.PERMISSION_DENIED,
                 f"tool {name!r} is withdrawn: source {source!r} may not offer tools any more; an operator grants it "
-                f"the permission with `toolbus grant {source}`",
+                f"the permission with `toolbus access grant {source}`",
             )
         if now < self.settled_at:
             return Refused(

@@ -45,7 +45,7 @@ def bounded_hint(seconds: float) -> float:
 
 def lacks_permission(source: str) -> str:
     """Returns why a source may not offer tools, as a sentence."""
-    return f"source {source!r} lacks the permission 'tools': an operator grants it with `toolbus grant {source}`"
+    return f"source {source!r} lacks the permission 'tools': an operator grants it with `toolbus access grant {source}`"
 
 
 def bad_call_id(call_id: str) -> Refused:

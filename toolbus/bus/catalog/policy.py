@@ -259,7 +259,7 @@ def lacks_generation(source: str, name: str) -> str:
     """Returns why a source may not use what a host lends, as a sentence."""
     return (
         f"source {source!r} may not call {name!r}: it lacks the permission {GENERATION!r}; an operator grants it with "
-        f"`toolbus grant {source} {GENERATION}`"
+        f"`toolbus access grant {source} {GENERATION}`"
     )
 
 

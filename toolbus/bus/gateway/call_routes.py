@@ -202,7 +202,9 @@ def _for_operators(routes: APIRouter) -> None:
         parts = parts_of(request)
         qualified = f"{BUS_SOURCE}:{name}"
         if parts.core.catalog.registry.find(qualified) is None:
-            return json_response({"detail": f"the bus has no tool {quote(name)}: `toolbus tools` lists them"}, 404)
+            return json_response(
+                {"detail": f"the bus has no tool {quote(name)}: `toolbus plugins tools` lists them"}, 404
+            )
         call = pb.ToolCall(call_id=_call_id(""), name=qualified, arguments_json=_json_text(arguments or {}))
         result = await unless_disconnected(request, parts.caller(request, is_admin=True).call(call))
         return disconnected_response() if result is None else json_bytes_response(await call_body(result))

@@ -1,6 +1,6 @@
 """Plays bus.jsonl against any bus: a raw client on the generated stubs, without an SDK.
 
-`toolbus conformance --bus ADDRESS` plays all scenarios, `run_scenario` one of them, for tests. Every scenario uses
+`toolbus dev conformance --bus ADDRESS` plays all scenarios, `run_scenario` one of them, for tests. Every scenario uses
 names of its own, so one bus serves them all.
 """
 

@@ -183,7 +183,7 @@ class McpConfig:
     mcp_servers: Path | None = setting(
         None,
         PATH,
-        "a file of MCP servers to [mount](../start/mcp-mounts.md), in addition to those of `toolbus mount`",
+        "a file of MCP servers to [mount](../start/mcp-mounts.md), in addition to those of `toolbus mounts add`",
         check=is_file,
         option=Option("Also mount the MCP servers of this JSON file, and follow its changes.", "FILE"),
     )

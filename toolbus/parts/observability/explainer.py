@@ -153,7 +153,8 @@ class Explainer:
                 return
         withdrawn = policy.withdrawn_from(name)
         if withdrawn is not None:
-            yield "registered", False, f"source {withdrawn!r} may not offer tools: `toolbus grant {withdrawn}` lets it"
+            text = f"source {withdrawn!r} may not offer tools: `toolbus access grant {withdrawn}` lets it"
+            yield "registered", False, text
             return
         names = dict.fromkeys(listing.tool.name for listing in registry.listings(None, include_offline=True))
         similar = difflib.get_close_matches(name, names, MAX_SIMILAR, cutoff=0.5)
@@ -192,7 +193,8 @@ class Explainer:
             open_to = "everyone" if EVERYONE in users else list_names(sorted(users)) or "no user"
             who = quote(user) if user else "a call without a user"
             text = f"{kind[:-1]} {quote(name)} is open to {open_to}"
-            yield f"rule {kind}", passes, text if passes else f"{text}, not to {who}: see `toolbus permit {kind}`"
+            refusal = f"{text}, not to {who}: see `toolbus access permit {kind}`"
+            yield f"rule {kind}", passes, text if passes else refusal
 
     def _reachable(self, entry: Entry) -> Iterator[Step]:
         handlers = entry.handlers()

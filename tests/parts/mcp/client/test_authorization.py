@@ -152,7 +152,7 @@ async def test_a_403_for_another_reason_asks_for_no_token(server: Guarded, home:
 
 
 async def test_without_a_token_the_command_to_log_in_is_told(server: Guarded, home: Path) -> None:
-    with pytest.raises(NeedsLogin, match=f"run `toolbus mount far --url {server.url} --login`"):
+    with pytest.raises(NeedsLogin, match=f"run `toolbus mounts add far --url {server.url} --login`"):
         async with connected(server, authorization=_authorization(home, server.url)):
             raise AssertionError
 

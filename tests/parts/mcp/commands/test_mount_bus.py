@@ -1,4 +1,4 @@
-"""`toolbus mount NAME --bus ADDRESS`: another bus becomes a mount of a running one."""
+"""`toolbus mounts add NAME --bus ADDRESS`: another bus becomes a mount of a running one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_bus_is_mounted_explained_replaced_and_unmounted(tmp_path: Path) -> No
         assert ("north: live, bus" in mounted.stdout, "weather" in mounted.stdout) == (True, True)
         assert json.loads((data / "mcp.json").read_text())["mcpServers"] == {"north": {"bus": there}}
         assert run("call", "north:weather").stdout == '"sunny"\n'
-        assert f"`toolbus explain weather --bus {there}`" in run("explain", "north:weather").stdout
+        assert f"`toolbus access explain weather --bus {there}`" in run("explain", "north:weather").stdout
         assert (shown()["era"], shown()["target"], shown()["state"]) == ("bus", there, "live")
         again = run("mount", "north", "--bus", there)
         assert (again.returncode, "--replace" in again.stderr) == (1, True)

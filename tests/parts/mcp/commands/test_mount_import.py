@@ -1,4 +1,4 @@
-"""`toolbus mount --import`: where clients keep their servers, and what is taken over."""
+"""`toolbus mounts add --import`: where clients keep their servers, and what is taken over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests how long `toolbus mount` waits for a server, and what it says of one that is down."""
+"""Tests how long `toolbus mounts add` waits for a server, and what it says of one that is down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`toolbus mount`, `mounts` and `unmount` with a running bus and a real server."""
+"""`toolbus mounts add`, `mounts` and `unmount` with a running bus and a real server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_server_is_mounted_changed_approved_and_unmounted(tmp_path: Path) -> N
 
         def run(*words: str, place: bool = False) -> CompletedProcess[str]:
             where = ["--data-dir", str(data)] if place else []
-            to_bus = [] if words[0] == "unmount" else ["--bus", bus.grpc_addresses[0]]
+            to_bus = ["--bus", bus.grpc_addresses[0]]
             command = words.index("--") if "--" in words else len(words)
             return toolbus(*words[:command], *where, *to_bus, *words[command:])
 
@@ -60,7 +60,8 @@ def test_a_server_is_mounted_changed_approved_and_unmounted(tmp_path: Path) -> N
         assert (broken.returncode, "needs the variable NOT_SET_ANYWHERE" in broken.stderr) == (1, True)
         (row,) = [line for line in run("mounts").stdout.splitlines() if line.startswith("files")]
         assert row.split()[1:4] == ["live", "legacy", "2"]
-        assert run("unmount", "files", place=True).returncode == 0
+        assert run("unmount", "files").returncode == 0  # from the file of the named bus, not of the default directory
+        assert "files" not in json.loads((data / "mcp.json").read_text())["mcpServers"]
 
 
 def test_a_mount_is_written_where_the_named_bus_reads_it_and_a_replacement_waits_for_its_own_server(

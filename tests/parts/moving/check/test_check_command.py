@@ -1,4 +1,4 @@
-"""``toolbus check``: the table, the JSON, and what its exit code means."""
+"""``toolbus dev check``: the table, the JSON, and what its exit code means."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`toolbus check --from synchronet` and `--from spindle`: each rule finds its line, and what runs has no finding."""
+"""`toolbus dev check --from synchronet` and `--from spindle`: each rule finds its line, and what runs has no finding."""
 
 from pathlib import Path
 

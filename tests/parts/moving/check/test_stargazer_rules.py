@@ -1,4 +1,4 @@
-"""`toolbus check --from stargazer`: each rule finds its line, and what runs as it is has no finding."""
+"""`toolbus dev check --from stargazer`: each rule finds its line, and what runs as it is has no finding."""
 
 import os
 from pathlib import Path

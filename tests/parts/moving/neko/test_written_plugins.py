@@ -1,6 +1,6 @@
 """Plugins as authors of N.E.K.O. write them: the forms of an entry, what they import, and what they only hand on.
 
-What `toolbus check` promises of a folder, a run keeps: each folder here is checked and loaded.
+What `toolbus dev check` promises of a folder, a run keeps: each folder here is checked and loaded.
 """
 
 import logging

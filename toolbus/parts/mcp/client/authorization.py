@@ -46,7 +46,7 @@ def has_extra() -> bool:
 def login_command(name: str, url: str) -> str:
     """Returns the command with which a user logs in."""
     install = "" if has_extra() else f"`pip install 'toolbus[{EXTRA}]'` and "
-    return f"run {install}`toolbus mount {name} --url {url} --login`"
+    return f"run {install}`toolbus mounts add {name} --url {url} --login`"
 
 
 @runtime_checkable

@@ -93,8 +93,8 @@ class MountEntry:
         check_arguments: whether the bus checks arguments by the schemas of its tools; else only the server judges them.
         trust_hints: whether the hints of its tools are trusted: read-only and idempotent calls may run twice.
         instructions: whether MCP clients get its instructions.
-        login: whether it needs OAuth (`toolbus mount --login`); ``user``: each user has a login and a server process
-            or session of their own.
+        login: whether it needs OAuth (`toolbus mounts add --login`); ``user``: each user has a login and a server
+            process or session of their own.
         max_users: the most users that are connected at the same time, where each has a login.
         oauth: how the bus gets the tokens of users; None: as the server says.
         disabled: whether it is configured but never started.

@@ -29,7 +29,7 @@ from toolbus.parts.mcp.client.entries import MountEntry as MountEntry
 from toolbus.parts.mcp.client.entries import mount_name, read_entry, switched_off
 from toolbus.processes.child_environment import read_variables
 
-FILE = "mcp.json"  # in the data directory; `toolbus mount` writes it
+FILE = "mcp.json"  # in the data directory; `toolbus mounts add` writes it
 TABLES = ("mcpServers", "servers")
 MAX_MOUNTS = 64
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -187,7 +187,7 @@ class MountsFollower:
     """The files of mounts of one bus.
 
     Args:
-        own: the file that `toolbus mount` writes, which may be missing; None without a data directory.
+        own: the file that `toolbus mounts add` writes, which may be missing; None without a data directory.
         named: the file of `--mcp-servers`; None without that option.
         environment: where `${VAR}` is looked up.
     """
@@ -288,7 +288,7 @@ class OwnMounts:
             if duplicates and not replace:
                 raise SetupError(
                     f"{self.path} has a mount {duplicates[0]} already: choose another name, replace it with "
-                    f"--replace, or remove it with `toolbus unmount {duplicates[0]}`"
+                    f"--replace, or remove it with `toolbus mounts remove {duplicates[0]}`"
                 )
             if len(existing | dict(entries)) > MAX_MOUNTS:
                 raise SetupError(f"{self.path} would have more than {MAX_MOUNTS} mounts: unmount some first")

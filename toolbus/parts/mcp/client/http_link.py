@@ -137,7 +137,7 @@ class HttpLink:
         detail = f" ({quote(shown)})" if shown else ""
         if challenge.status == 401:
             raise NeedsLogin(
-                f"server {self._name!r} answered 401{detail}: log in with `toolbus mount {self._name} --url "
+                f"server {self._name!r} answered 401{detail}: log in with `toolbus mounts add {self._name} --url "
                 f"{self._url} --login`, or write its Authorization into the headers of the mount",
                 challenge,
             )

@@ -121,7 +121,7 @@ MAX_RELIST_SECONDS, RESTS = 30.0, 20  # the longest pause before lists are read 
 MAX_LOGGED = 500  # characters of a server's own log message in the log of the bus
 
 FIX_FAILED = "correct its entry, or run `toolbus mounts restart {name}`"
-FIX_LOGIN = "run `toolbus mount {name} --url … --login`"
+FIX_LOGIN = "run `toolbus mounts add {name} --url … --login`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ class MountOutput:
 
     def stop(self, plugin: str) -> None:
         """Refuses: a mount runs as long as it is in the file of mounts."""
-        raise InvalidRequest(f"{quote(plugin)} is a mount: `toolbus unmount {plugin}` removes it")
+        raise InvalidRequest(f"{quote(plugin)} is a mount: `toolbus mounts remove {plugin}` removes it")
 
     def _find(self, name: str) -> Mount:
         for mount in self._mounts():

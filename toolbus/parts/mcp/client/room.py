@@ -199,7 +199,7 @@ class MountTools:
 
     Attributes:
         configured: the content of the files of mounts.
-        file: the one that `toolbus mount` writes; "" if the bus has no data directory.
+        file: the one that `toolbus mounts add` writes; "" if the bus has no data directory.
     """
 
     def __init__(self, audit: Audit) -> None:
@@ -250,7 +250,7 @@ class MountTools:
             yield (
                 "other bus",
                 None,
-                f"{state}; it decides too: `toolbus explain {theirs} --bus {mount.entry.bus}` says what",
+                f"{state}; it decides too: `toolbus access explain {theirs} --bus {mount.entry.bus}` says what",
             )
 
     # -- approvals ---------------------------------------------------------------------------------------------------

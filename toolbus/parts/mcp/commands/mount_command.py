@@ -25,7 +25,7 @@ import typer
 
 from toolbus.bus.storage.store import LOCK, Store
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusTarget, JsonOption, with_host
+from toolbus.cli.bus_client import BusOption, BusTarget, JsonOption, with_host
 from toolbus.cli.data_directory import DataDirOption
 from toolbus.cli.help_text import epilog
 from toolbus.common.reader import Reader
@@ -66,7 +66,7 @@ def show_mounted(
     except SetupError as error:
         terminal.fail(str(error))
     except KeyboardInterrupt:
-        terminal.fail(f"mount {name} is written; `toolbus unmount {name}` removes it", terminal.INTERRUPTED)
+        terminal.fail(f"mount {name} is written; `toolbus mounts remove {name}` removes it", terminal.INTERRUPTED)
     if as_json:
         terminal.print_json(answer)
     if name in answer["refused"]:
@@ -77,11 +77,11 @@ def show_mounted(
     if mount["state"] not in _GOOD:
         for line in answer.get("log", ())[-10:]:
             terminal.print_note(line)
-        how = f"`toolbus mounts logs {name}` shows why, `toolbus unmount {name}` removes it"
+        how = f"`toolbus mounts logs {name}` shows why, `toolbus mounts remove {name}` removes it"
         if remote and mount["state"] != "needs login":
             option = "--url" if mount["target"].startswith("http") else "--bus"
             how = (
-                f"start it or correct {option} with --replace; the bus goes on trying; `toolbus unmount {name}` "
+                f"start it or correct {option} with --replace; the bus goes on trying; `toolbus mounts remove {name}` "
                 "removes it"
             )
         terminal.fail(f"mount {name} is written, but its server is not ready ({mount['state']}): {how}")
@@ -426,7 +426,7 @@ def mount(
         _import(import_, place, yes=yes, as_json=as_json)
         return
     if not name:
-        terminal.fail("NAME is missing: write `toolbus mount NAME -- COMMAND...`, or --import", terminal.USAGE)
+        terminal.fail("NAME is missing: write `toolbus mounts add NAME -- COMMAND...`, or --import", terminal.USAGE)
     entry: dict[str, Any]
     ours: dict[str, Any] = {
         "allow": allow, "deny": deny, "eager": eager, "era": era, "pin": pin, "trust_hints": trust_hints,
@@ -467,6 +467,7 @@ def mount(
 def unmount(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The mount.")],
     data_dir: DataDirOption = None,
+    bus: BusOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Unmount an MCP server: end it and withdraw its tools."""
@@ -475,7 +476,9 @@ def unmount(
     from toolbus.parts.mcp.client.authorization import remove_tokens
     from toolbus.parts.mcp.client.files import OwnMounts
 
-    own = OwnMounts(_data_directory(data_dir))
+    is_named = data_dir is not None and str(data_dir) != os.environ.get("TOOLBUS_DATA_DIR")
+    place = _data_directory(data_dir) if bus is None or is_named else _directory_of_bus(BusTarget(bus), data_dir)
+    own = OwnMounts(place)
     try:
         removed = own.remove(name)
         if removed:

@@ -176,7 +176,7 @@ def _print_all(answer: Mapping[str, Any]) -> None:
     for text in (*answer["errors"].values(), *answer["notices"], *warnings):
         terminal.print_note(text)
     if not rows:
-        terminal.print_note("nothing is mounted: `toolbus mount NAME -- COMMAND` mounts an MCP server")
+        terminal.print_note("nothing is mounted: `toolbus mounts add NAME -- COMMAND` mounts an MCP server")
 
 
 def _of_server(mount: Mapping[str, Any]) -> str:

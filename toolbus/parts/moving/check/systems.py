@@ -1,4 +1,4 @@
-"""Lists the systems that `toolbus check` knows.
+"""Lists the systems that `toolbus dev check` knows.
 
 A system is one file with its rules and one line here. Rules for Python ask a `SourceFile` (`imports`, `classes`,
 `tree`), those for JavaScript look at its `code_of`.
