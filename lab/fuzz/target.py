@@ -82,7 +82,18 @@ def no_faults() -> Iterator[None]:
 
 
 # A target is a module with a `TARGET`, imported only where it is run.
-NAMES = ("frames", "responses", "json_texts", "schemas", "callback_urls", "manifests", "settings", "deltas", "mcp")
+NAMES = (
+    "frames",
+    "lane",
+    "responses",
+    "json_texts",
+    "schemas",
+    "callback_urls",
+    "manifests",
+    "settings",
+    "deltas",
+    "mcp",
+)
 
 
 def load(name: str) -> Target:

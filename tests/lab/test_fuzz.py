@@ -24,12 +24,14 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog import schema
 from toolbus.bus.catalog.entry import Handler
 from toolbus.bus.gateway import callback_messages
+from toolbus.bus.streams.lane_server import _BusConnection
 from toolbus.dialects import find_dialect
 from toolbus.parts.council.settings import CouncilSettings
 from toolbus.parts.dropin import manifest
 from toolbus.parts.mcp.client.http_link import SseParser
 from toolbus.parts.mcp.server.mcp_endpoint import McpEndpoint
 from toolbus.parts.models.dialects.wire_names import NameTable
+from toolbus.protocol.lane import HEADER, LaneConnection
 from toolbus.protocol.tool import Result
 from toolbus.sdk.outgoing_calls import OutgoingCalls
 
@@ -89,6 +91,16 @@ def _answers_twice(patch: pytest.MonkeyPatch) -> None:
 def _leaks(patch: pytest.MonkeyPatch) -> None:
     """A bus that forgets to give back what a lost plugin held."""
     patch.setattr(CallEndings, "handler_ended", lambda self, calls, why, now: None)
+
+
+def _outlives_its_connection(patch: pytest.MonkeyPatch) -> None:
+    """A bus whose sessions stay when their connection breaks."""
+    patch.setattr(_BusConnection, "lost", lambda self: None)
+
+
+def _reads_on(patch: pytest.MonkeyPatch) -> None:
+    """A bus that reads a message whose header lies about its length."""
+    patch.setattr(LaneConnection, "data_received", lambda self, data: self.frame(data[4], data[HEADER.size :]))
 
 
 def _delivers_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
@@ -166,6 +178,8 @@ def _reads_pieces(patch: pytest.MonkeyPatch) -> None:
 FAULTS: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("frames", _answers_twice),
     ("frames", _leaks),
+    ("lane", _outlives_its_connection),
+    ("lane", _reads_on),
     ("responses", _delivers_after_a_cancel),
     ("json_texts", _rounds),
     ("json_texts", _takes_constants),
