@@ -88,6 +88,44 @@ def test_a_name_means_the_same_tool_after_a_restart_in_any_order() -> None:
     assert not names.unsaved
 
 
+def test_a_new_name_writes_few_rows_however_many_names_there_are() -> None:
+    store, written = Store.of(None), list[dict[str, Any]]()
+    write = store.write
+
+    def noting(kind: Any, rows: Any, deleted: Any = ()) -> None:
+        written.append({key: dict(names) for key, names in rows.items()})
+        write(kind, rows, deleted)
+
+    store.write = noting  # type: ignore[method-assign]
+    names = ToolNames(store)
+    for number in range(2_500):
+        name_of(names, f"t:{number}")
+    names.save()
+    assert [len(each) for each in written[0].values()] == [1_000, 1_000, 500]
+    for number in range(2 * mcp_listing.MAX_ROWS):
+        written.clear()
+        name_of(names, f"u:{number}")
+        names.save()
+        names.save()
+        (rows,) = written
+        assert sum(map(len, rows.values())) == 1 or len(rows) == 3, "all of them seldom, as full rows"
+    assert len(store.load(mcp_listing.NAMES)) <= mcp_listing.MAX_ROWS + 5
+    names = ToolNames(store)
+    assert names.listed_as(DEFAULT, "u_7") == "u:7"
+    assert names.listed_as(DEFAULT, "t_2499") == "t:2499"
+    assert names.had_names(DEFAULT)
+
+
+def test_names_that_an_earlier_release_wrote_are_read_and_go_on() -> None:
+    store = Store.of(None)
+    store.write(mcp_listing.NAMES, {"default": {"a_b": "a:b"}})
+    names = ToolNames(store)
+    assert name_of(names, "a:b") == "a_b"
+    assert name_of(names, "c:d") == "c_d"
+    names.save()
+    assert [ToolNames(store).listed_as(DEFAULT, wire) for wire in ("a_b", "c_d")] == ["a:b", "c:d"]
+
+
 def test_the_name_of_a_tool_that_is_gone_stays_taken_after_a_restart() -> None:
     store = Store.of(None)
     names = ToolNames(store)

@@ -42,7 +42,7 @@ from toolbus.protocol.tool import Tool
 
 log = logging.getLogger("toolbus.mcp")
 
-NAMES = Kind(  # by profile: by its name towards clients the name of a tool on the bus
+NAMES = Kind(  # by profile, `_NUMBER` and number: by its name towards clients the name of a tool on the bus
     "mcp_names",
     needed=False,
     without="start without the names of tools towards MCP clients, so tools may get other names",
@@ -50,6 +50,9 @@ NAMES = Kind(  # by profile: by its name towards clients the name of a tool on t
     earlier=Earlier("mcp-names.json", lambda path: _read_earlier(path)),
 )
 MAX_NAMES = 200_000  # of all profiles; beyond it, names of tools that are not offered are removed, oldest first
+ROW_NAMES = 1_000  # a new name is written in a row of its own, with others that came with it
+MAX_ROWS = 200  # besides full ones, before they are written anew as full ones
+_NUMBER = "\n"  # stands in a key between a profile and the number of the row; earlier releases wrote a profile alone
 _HASH_LENGTH = 8
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -68,10 +71,15 @@ class ToolNames:
         self._missing: set[tuple[str, str]] = set()  # profile and name on the bus of tools not seen since the start
         self.unsaved = False  # whether names are not persisted yet
         self._naming = threading.Lock()  # one name is given at a time
-        earlier = self._store.load(NAMES)
-        self._earlier = frozenset(earlier)  # the profiles that had names before the start
-        for profile, names in earlier.items():
-            for wire, name in names.items():
+        self._added: list[tuple[str, str, str]] = []  # profile, wire name and name on the bus of those to be persisted
+        rows = self._store.load(NAMES)
+        self._rows = sorted(rows, key=lambda row: int(row.partition(_NUMBER)[2] or -1))  # oldest first
+        self._next = 1 + max((int(row.partition(_NUMBER)[2] or -1) for row in rows), default=-1)
+        # The profiles that had names before the start.
+        self._earlier = frozenset(row.partition(_NUMBER)[0] for row in rows)
+        for row in self._rows:
+            profile = row.partition(_NUMBER)[0]
+            for wire, name in rows[row].items():
                 self._put(profile, name, wire)
                 self._missing.add((profile, name))
 
@@ -119,16 +127,27 @@ class ToolNames:
         if not self.unsaved:
             return
         self.unsaved = False
-        if len(self._listed) > MAX_NAMES:
-            self._forget(set(offered))
-        tables: dict[str, dict[str, str]] = {}
-        for (profile, wire), name in list(self._listed.items()):
-            tables.setdefault(profile, {})[wire] = name
+        added, self._added = self._added, []
+        deleted: list[str] = []
+        if len(self._listed) > MAX_NAMES or len(self._rows) > MAX_ROWS + len(self._listed) // ROW_NAMES:
+            if len(self._listed) > MAX_NAMES:
+                self._forget(set(offered))
+            added, deleted = [(*key, name) for key, name in [*self._listed.items()]], self._rows
+        by_profile: dict[str, list[tuple[str, str]]] = {}
+        for profile, wire, name in added:
+            by_profile.setdefault(profile, []).append((wire, name))
+        rows: dict[str, dict[str, str]] = {}
+        for profile, names in by_profile.items():
+            for start in range(0, len(names), ROW_NAMES):
+                rows[f"{profile}{_NUMBER}{self._next}"] = dict(names[start : start + ROW_NAMES])
+                self._next += 1
         try:
-            self._store.write(NAMES, tables)
+            self._store.write(NAMES, rows, deleted)
         except WriteFailed as error:
-            self.unsaved = True
+            self._added, self.unsaved = [*added, *self._added], True
             log.warning("names of tools could not be persisted in %s: %s", self._store.place, error)
+        else:
+            self._rows = [*(() if deleted else self._rows), *rows]
 
     def _forget(self, offered: set[tuple[str, str]]) -> None:
         unused = [(profile, wire) for (profile, wire), name in self._listed.items() if (profile, name) not in offered]
@@ -143,6 +162,7 @@ class ToolNames:
             wire = f"{stem[: profile.longest_name - _HASH_LENGTH - 1]}_{digest}"
             attempt += 1
         self._put(profile.name, name, wire)
+        self._added.append((profile.name, wire, name))
         self.unsaved = True
         return wire
 
