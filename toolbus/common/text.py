@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -205,7 +205,6 @@ def refuse_constant(constant: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_constant=refuse_constant)  # making one takes longer than a small text
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def parse_json(text: str) -> Any:
@@ -235,10 +234,38 @@ def read_foreign_json(text: str) -> Any:
         return None
 
 
+def json_writer(plain: Callable[[Any], Any] | None = None) -> Callable[[Any], str]:
+    """Returns a function that writes JSON.
+
+    Args:
+        plain: returns the JSON form of a value that `json` does not know; None: such a value is a TypeError.
+
+    `json.dumps` with options makes an encoder for each call, and `JSONEncoder.encode` its C encoder for each call,
+    which costs as much as writing a small output. So the C encoder is made once; if this Python has another one, the
+    `JSONEncoder` is. A value that contains itself ends in a RecursionError.
+    """
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=plain)
+    try:
+        machine: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]  # the published stubs lack it
+        encode = machine(None, encoder.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+        if "".join(encode({"a": ["\u00e9", 1.5, None]}, 0)) != '{"a":["\u00e9",1.5,null]}':
+            return encoder.encode
+    except (AttributeError, TypeError):
+        return encoder.encode
+    join = "".join
+    return lambda value: join(encode(value, 0))
+
+
+_write_json = json_writer()
+
+
 def dump_json(value: Any) -> str:
     """Returns a value as compact JSON.
 
     Raises:
-        TypeError, ValueError: JSON cannot hold it (NaN included).
+        TypeError, ValueError: JSON cannot hold it (NaN included, or a value that contains itself).
     """
-    return _ENCODER.encode(value)
+    try:
+        return _write_json(value)
+    except RecursionError:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

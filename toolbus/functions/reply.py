@@ -13,7 +13,6 @@ import dataclasses
 import datetime
 import decimal
 import enum
-import json
 import math
 import pathlib
 import re
@@ -23,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from dataclasses import dataclass
 from typing import Any
 
+from toolbus.common.text import json_writer
 from toolbus.functions.type_hints import is_text_class, pydantic_adapter
 from toolbus.v1 import tool_pb2 as pb
 
@@ -216,30 +216,8 @@ def _plain_with_bytes(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes | bytearray) else _plain(value)
 
 
-def _writer(plain: Callable[[Any], Any]) -> Callable[[Any], str]:
-    """Returns a function that writes JSON.
-
-    Args:
-        plain: returns the JSON form of a value that `json` does not know.
-
-    `json.dumps` with options makes an encoder for each call, and `JSONEncoder.encode` its C encoder for each call,
-    which costs as much as writing a small output. So the C encoder is made once; if this Python has another one, the
-    `JSONEncoder` is. A value that contains itself ends in a RecursionError.
-    """
-    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=plain)
-    try:
-        machine: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]  # the published stubs lack it
-        encode = machine(None, plain, json.encoder.encode_basestring, None, ":", ",", False, False, False)
-        if "".join(encode({"a": ["\u00e9", 1.5, None]}, 0)) != '{"a":["\u00e9",1.5,null]}':
-            return encoder.encode
-    except (AttributeError, TypeError):
-        return encoder.encode
-    join = "".join
-    return lambda value: join(encode(value, 0))
-
-
-_write = _writer(_plain)
-_write_bytes = _writer(_plain_with_bytes)
+_write = json_writer(_plain)
+_write_bytes = json_writer(_plain_with_bytes)
 
 _FIX_BYTES = (
     "return Reply(content=[image(data, mime)]) for media, text, or for base64 annotate the function with -> bytes"

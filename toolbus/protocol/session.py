@@ -283,6 +283,7 @@ class Session(Generic[Frame]):
         "missed",
         "outbox",
         "pending",
+        "quiet_until",
         "state",
         "suspect",
         "takes_calls",
@@ -303,6 +304,7 @@ class Session(Generic[Frame]):
         self.last_heard = now  # when the last frame arrived
         self.last_probe = now  # when the last heartbeat was sent
         self.missed = 0  # heartbeats in a row without any frame since
+        self.quiet_until = -math.inf  # before then a session without calls needs no `pulse`
         self._taken_before = 0  # frames that had been written at the last check of the heartbeat
         self._last_check = now  # when the heartbeat was checked last
         self._last_sent = now  # since when at least nothing has been written: the check before the one that saw a frame
@@ -436,6 +438,8 @@ class Session(Generic[Frame]):
         begun = self._busy_since if self._busy_since is not None and not waiting else -math.inf
         due = max(self.last_heard, self.last_probe, begun) + interval
         if now < due and now < max(self._last_sent + idle, begun + interval):
+            if not self.pending and not waiting:
+                self.quiet_until = min(due, self._last_sent + idle)
             return Pulse.FINE
         if waiting and now >= due:
             self.missed += 1
@@ -454,6 +458,7 @@ class Session(Generic[Frame]):
         """Sends a heartbeat; returns its sequence number."""
         self._probes += 1
         self.last_probe = self._last_sent = now
+        self.quiet_until = -math.inf
         self.outbox.room(16).heartbeat.CopyFrom(wire.Heartbeat(sequence=self._probes))
         return self._probes
 

@@ -361,7 +361,8 @@ class Presence(SessionTable):
                 peer.restart_pulse(now)
             elif late > tick / 2:
                 peer.delay_pulse(late)
-            self._judge_silence(peer, now)
+            if now >= peer.quiet_until or peer.pending:
+                self._judge_silence(peer, now)
         if self._registry.expire(now) or self.review.room_changed():
             self._on_change()
         self.handshake.expire_takeovers(now)
