@@ -8,8 +8,8 @@ package dev.toolbus;
 @FunctionalInterface
 public interface Handler<A> {
     /**
-     * Returns the output: anything that JSON can hold, a {@link Reply}, or a CompletionStage of either. What it throws
-     * fails the call with its message.
+     * Returns the output: anything that JSON can hold, a {@link Reply}, the {@link Result} of another call, or a
+     * CompletionStage of these. What it throws fails the call with its message.
      */
     Object handle(A arguments, ToolScope scope) throws Exception;
 }

@@ -118,7 +118,17 @@ final class Link {
 
     synchronized void stream(ClientCall<InvokeRequest, InvokeResponse> stream) {
         this.stream = stream;
+        stream.request(2); // messages: the next one comes while one is handled
         schedule();
+    }
+
+    synchronized void readOn() {
+        stream.request(1);
+    }
+
+    /** Ends the stream from this side; without effect on one that the bus has ended. */
+    synchronized void giveUpStream(String why) {
+        stream.cancel(why, null);
     }
 
     /** Takes the bus's first answer, and with it the limits; what is unset has its default. */

@@ -287,7 +287,7 @@ final class Peer {
     private BusException serve(String address, Link link) throws InterruptedException {
         Wire made = new Wire(address, options.credential);
         declare(link);
-        ClientCall<?, ?> stream = listen(made, link);
+        link.stream(made.open(listener(link)));
         synchronized (this) {
             wire = made;
         }
@@ -318,7 +318,7 @@ final class Peer {
         BusException end = link.end;
         boolean ok = end.code() == Status.Code.OK;
         if (end.text.isEmpty() || end.kind() == BusException.Kind.LOST) {
-            stream.cancel(end.text, null); // without effect on one that the bus has ended
+            link.giveUpStream(end.text);
             if (!ok) {
                 Thread.sleep(FAREWELL_MILLIS);
             }
@@ -332,9 +332,8 @@ final class Peer {
         return end;
     }
 
-    private ClientCall<?, ?> listen(Wire made, Link link) {
-        ClientCall<?, InvokeResponse>[] stream = newArray();
-        var call = made.open(new ClientCall.Listener<InvokeResponse>() {
+    private ClientCall.Listener<InvokeResponse> listener(Link link) {
+        return new ClientCall.Listener<>() {
             @Override
             public void onReady() {
                 link.flush();
@@ -344,7 +343,7 @@ final class Peer {
             public void onMessage(InvokeResponse message) {
                 if (link.end == null) {
                     receive(message, link);
-                    stream[0].request(1);
+                    link.readOn();
                 }
             }
 
@@ -358,16 +357,7 @@ final class Peer {
                     Peer.this.notifyAll();
                 }
             }
-        });
-        stream[0] = call;
-        link.stream(call);
-        call.request(2);
-        return call;
-    }
-
-    @SuppressWarnings("unchecked")
-    private static <T> T[] newArray(T... none) {
-        return java.util.Arrays.copyOf(none, 1);
+        };
     }
 
     private synchronized void declare(Link link) {

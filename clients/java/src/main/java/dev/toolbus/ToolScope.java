@@ -95,12 +95,13 @@ public final class ToolScope {
     }
 
     /**
-     * Asks the person behind the caller by a form, whose schema is JSON Schema or its properties alone.
+     * Asks the person behind the caller by a form: a Map or JsonObject that is JSON Schema, or its properties
+     * alone.
      *
      * <p>It ends this run by an exception that you must not catch, and the handler runs again from its beginning with the
      * answer. So ask before you change anything, and check the action of the answer: a person may decline.
      */
-    public Answer elicit(String message, Map<String, ?> schema) {
+    public Answer elicit(String message, Object schema) {
         JsonObject form = Values.object(Values.json(schema));
         if (!(form.get("properties") instanceof JsonObject)) {
             JsonObject whole = new JsonObject();
@@ -122,8 +123,8 @@ public final class ToolScope {
         return new Answer(answer.get("action").getAsString(), content instanceof JsonObject filled ? filled : new JsonObject());
     }
 
-    /** Asks several questions of any kind at once, by key, and returns the answers by key; else as {@link #elicit}. */
-    public JsonObject ask(Map<String, ?> questions) {
+    /** Asks several questions of any kind at once, a Map or JsonObject by key, and returns the answers by key; else as {@link #elicit}. */
+    public JsonObject ask(Object questions) {
         JsonObject known = Values.object(message.getRequestState()).get("answers") instanceof JsonObject before ? before
                 : new JsonObject();
         Values.object(message.getInputResponsesJson()).entrySet().forEach(entry -> known.add(entry.getKey(), entry.getValue()));

@@ -174,9 +174,14 @@ final class Tools {
 
     private static ToolResult result(Object output) {
         try {
+            if (output instanceof Result other) { // of a nested call
+                return result(new Reply(other.output(Json.class), other.content()));
+            }
             List<ContentBlock> content = output instanceof Reply reply ? reply.content() : List.of();
             Object value = output instanceof Reply reply ? reply.output() : output;
             return ToolResult.newBuilder().setOutputJson(Values.json(value)).addAllContent(content).build();
+        } catch (CallException problem) {
+            return failure(problem);
         } catch (RuntimeException | StackOverflowError problem) {
             return failure(new CallException("output", "JSON cannot hold the output: " + problem.getMessage()));
         }

@@ -104,6 +104,8 @@ class BusTest {
             plugin.tool("later_fail", "", Map.class, (given, scope) -> CompletableFuture.supplyAsync(() -> {
                 throw new IllegalStateException("no luck later");
             }));
+            plugin.tool("passes_on", "", Json.class, (given, scope) -> scope.call("later", null).join());
+            plugin.tool("fails_on", "", Json.class, (given, scope) -> scope.call("named", null).join());
             plugin.tool("nothing", "", Map.class, (given, scope) -> Double.NaN);
             plugin.ready();
             CallException error = host.call("fail", null).join().error();
@@ -121,6 +123,8 @@ class BusTest {
             assertEquals("INVALID_ARGUMENTS", host.call("echo", List.of(1)).join().error().code());
             assertEquals("INVALID_ARGUMENTS", host.call("echo", Map.of("n", Double.NaN)).join().error().code());
             assertEquals("[1]\none", host.call("later", null).join().text());
+            assertEquals("[1]\none", host.call("passes_on", null).join().text());
+            assertEquals("no_city", host.call("fails_on", null).join().error().reason());
             assertEquals("no luck later", host.call("later_fail", null).join().error().getMessage());
             assertTrue(host.call("nothing", null).join().error().getMessage().startsWith("JSON cannot hold the output"));
             ListRequest request = ListRequest.newBuilder().addNames("typed").build();
@@ -183,7 +187,7 @@ class BusTest {
     void withSeveralAddressesAPluginIsAtEachBusAndAHostGoesOnAtTheNext(@TempDir Path folder) throws Exception {
         Files.setPosixFilePermissions(folder, PosixFilePermissions.fromString("rwx------"));
         try (Bus first = new Bus(); Bus second = new Bus("unix:" + folder.resolve("bus"))) {
-            Options both = new Options().address(first.address + ", " + second.address);
+            Options both = new Options().address(first.address + ", " + second.address).log(text -> { });
             try (Plugin plugin = new Plugin("test", both); Host host = new Host("test", both)) {
                 plugin.tool("hello", "", Map.class, (arguments, scope) -> "hello").ready();
                 for (Bus bus : List.of(first, second)) {
