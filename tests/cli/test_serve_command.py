@@ -39,6 +39,27 @@ def test_serve_prints_one_line_and_ends_with_0_on_a_signal(tmp_path: Path, numbe
     assert BUS_LOG.search(serving.err)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "grpc://collector:4317"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:pass@:4318"),
+    ],
+)
+def test_serve_warns_of_a_variable_of_other_programs_that_it_cannot_use(tmp_path: Path, name: str, value: str) -> None:
+    words = ("--grpc", "127.0.0.1:0", "--http", "off")
+    with Running(tmp_path, "serve", "--ephemeral", *words, **{name: value}) as serving:
+        serving.says_or_ends("toolbus ready")
+        serving.send(signal.SIGTERM)
+        assert serving.code() == 0
+    warned = [line for line in serving.err.splitlines() if name in line]
+    assert len(warned) == 1, serving.err
+    assert value.replace("pass", "***") in warned[0] or "***" in warned[0]
+    assert "warning" in warned[0].lower()
+    assert "pass" not in warned[0].replace("password", "")
+
+
 def test_a_log_that_nobody_reads_does_not_stop_the_bus() -> None:
     reader, stuck = os.pipe()
     os.set_blocking(stuck, False)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.processes import environment
+from tests.support.waiting import WAIT_SECONDS, until_sync
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans can be taken on without a namespace on Linux only")
 
@@ -130,3 +134,48 @@ def test_the_command_line_is_such_a_process_where_it_is_the_first(tmp_path: Path
     words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", f"{program}; main()"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=2 * WAIT_SECONDS, check=False)
     assert "zombies: 0" in ran.stdout + ran.stderr, ran.stderr
+
+
+LEAVING_SERVER = """
+import json, subprocess, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    result = {}
+    if asked["method"] == "initialize":
+        result = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "leaves", "version": "1"}}
+    elif asked["method"] == "tools/list":
+        result = {"tools": [{"name": "leave", "inputSchema": {"type": "object"}}]}
+    elif asked["method"] == "tools/call":
+        subprocess.run(["setsid", "-f", "sh", "-c", "exit 3"], check=True)
+        result = {"content": [{"type": "text", "text": "left"}]}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.mark.skipif(not _may_unshare(), reason="this user may make no namespace")
+def test_a_bus_that_is_the_first_process_waits_for_what_a_mounted_server_leaves(tmp_path: Path) -> None:
+    server, config = tmp_path / "server.py", tmp_path / "mcp.json"
+    server.write_text(LEAVING_SERVER)
+    config.write_text(json.dumps({"mcpServers": {"leaves": {"command": sys.executable, "args": [str(server)]}}}))
+    options = ["serve", "--ephemeral", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mcp-servers", str(config)]
+    program = f"import sys; sys.argv = {['toolbus', *options]!r}; from toolbus.cli.command_line import main; main()"
+    words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", program]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment({})) as bus:
+        try:
+            assert bus.stdout is not None
+            http = bus.stdout.readline().partition("http=")[2].split()[0]
+            with httpx.Client(base_url=f"http://{http}", trust_env=False, timeout=WAIT_SECONDS) as client:
+                until_sync(lambda: "leave" in client.get("/api/tools").text, "the mounted tool")
+                (name,) = [each["name"] for each in client.get("/api/tools").json()["tools_by_role"]["default"]]
+                for _ in range(10):
+                    answer = client.post("/api/tools/invoke", json={"name": name, "arguments": {}}).json()
+                    assert not answer["is_error"], answer
+            (first,) = psutil.Process(bus.pid).children()
+            until_sync(
+                lambda: not [each for each in first.children(recursive=True) if each.status() == psutil.STATUS_ZOMBIE],
+                "the end of all zombies",
+            )
+        finally:
+            bus.kill()
