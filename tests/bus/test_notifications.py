@@ -164,6 +164,33 @@ async def test_messages_of_a_n_e_k_o_plugin_reach_a_host_also_those_from_before_
         assert following.got[0].data == {"visibility": ["chat"], "ai_behavior": "respond", "wants": "reply"}
 
 
+@pytest.mark.parametrize(
+    ("behavior", "wants"), [("respond", "reply"), ("read", "context"), ("blind", "nothing"), (None, "reply")]
+)
+async def test_what_a_message_wants_its_priority_and_its_key_reach_hosts_over_http_too(
+    bus: Bus, behavior: str | None, wants: str
+) -> None:
+    class Chatty(NekoPluginBase):
+        plugin_id = "chatty"
+
+    owner = Chatty()
+    message = {"ai_behavior": behavior} if behavior else {}
+    async with (
+        httpx.AsyncClient(base_url=f"http://{bus.http_address}", verify=False, timeout=WAIT_SECONDS) as client,
+        Following(bus) as following,
+        Plugin.from_object(owner, address=bus.grpc_addresses[0]),
+        client.stream("GET", "/api/notifications", headers={"Accept": "text/event-stream"}) as stream,
+    ):
+        owner.push_message(content="The tea is ready.", priority=7, coalesce_key="tea", **message)
+        streamed = await within(anext(_events(stream.aiter_lines())))
+        await until(lambda: len(following.got) == 1, "the message at the host")
+        (listed,) = (await client.get("/api/notifications")).json()["notifications"]
+    for shown in (streamed, listed):
+        assert (shown["wants"], shown["data"]["priority"], shown["data"]["coalesce_key"]) == (wants, 7, "tea")
+    assert following.got[0].wants == wants
+    assert following.got[0].data == streamed["data"]
+
+
 @pytest.mark.parametrize("said", [{"text": "x", "data": {"password": "hunter2"}}, {"text": '{"password": "hunter2"}'}])
 async def test_a_notification_of_an_untrusted_source_that_may_hold_a_secret_is_refused(said: dict[str, Any]) -> None:
     async with running_bus(guarded=["rogue"]) as bus, Plugin("rogue", address=bus.grpc_addresses[0]) as plugin:

@@ -11,6 +11,7 @@ import enum
 import functools
 import inspect
 import json
+import logging
 import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from toolbus.functions import conversion, hints
 from toolbus.functions.hints import parameters_schema, signature_of, without_property
 from toolbus.functions.scope import ToolScope
 from toolbus.protocol.json_schema import properties_of
+from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import (
     DEFAULT_TIMEOUT_SECONDS,
     HINTS,
@@ -32,6 +34,10 @@ from toolbus.protocol.tool import (
     Annotations,
     Tool,
 )
+
+log = logging.getLogger(__name__)
+
+_DESCRIPTION_BYTES = Limits().description_bytes
 
 
 # `declaration` checks the values.
@@ -319,7 +325,7 @@ def _dump(name: str, label: str, value: object, kind: type) -> str:
 
 
 # The fields that a declaration and the tool made of it have in common.
-_SAME_NAMES = {each.name for each in fields(LlmToolMeta)} & {each.name for each in fields(Tool)}
+_SAME_NAMES = {each.name for each in fields(LlmToolMeta)} & {each.name for each in fields(Tool)} - {"description"}
 
 
 class HandlerKind(enum.Enum):
@@ -544,8 +550,17 @@ def conversions_of(signature: hints.Signature, tool: str, *, without: str = "") 
     return {"converters": tuple(converters), "rest": rest, "exact": exact}
 
 
+def cut_description(name: str, text: str, limit: int = _DESCRIPTION_BYTES) -> str:
+    """Returns the description of a tool; one that a bus would refuse for its length is cut, with a warning."""
+    if len(text.encode(errors="replace")) <= limit:
+        return text
+    log.warning("tool %s: its description is cut to the limit description_bytes = %d: shorten it", name, limit)
+    return text.encode(errors="replace")[: limit - 3].decode(errors="ignore") + "…"
+
+
 def _tool(meta: LlmToolMeta, parameters_json: str) -> Tool:
     return Tool(
+        description=cut_description(meta.name, meta.description),
         parameters_json=parameters_json,
         timeout_seconds=meta.timeout,
         idle_timeout_seconds=meta.idle_timeout,

@@ -35,6 +35,7 @@ from toolbus.bus.gateway.json_response import json_bytes_response
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import dump_json, is_utf8
 from toolbus.errors import InvalidTool
+from toolbus.functions.tool_spec import cut_description
 from toolbus.protocol.tool import HINTS, Annotations, Limits, Tool
 
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
@@ -190,12 +191,9 @@ def _tool(body: RegisterBody, limits: Limits) -> Tool:
             parameters_json = json.dumps(body.parameters, separators=(",", ":"))  # with escapes UTF-8 can carry it
     except (ValueError, RecursionError) as error:
         raise _invalid("parameters", f"JSON cannot hold it: {error}", None) from None
-    for name, size, limit, limit_bytes in (
-        ("description", len(body.description.encode()), "description_bytes", limits.description_bytes),
-        ("parameters", len(parameters_json.encode()), "schema_bytes", limits.schema_bytes),
-    ):
-        if size > limit_bytes:
-            raise _invalid(name, f"it has {size} bytes, more than the limit {limit} = {limit_bytes}: shorten it", None)
+    if (size := len(parameters_json.encode())) > limits.schema_bytes:
+        text = f"it has {size} bytes, more than the limit schema_bytes = {limits.schema_bytes}: shorten it"
+        raise _invalid("parameters", text, None)
     if is_deeper(body.parameters, limits.schema_depth):
         raise _invalid("parameters", f"it is nested deeper than the limit schema_depth = {limits.schema_depth}", None)
     output_schema_json = _output_schema(body, limits)
@@ -207,7 +205,7 @@ def _tool(body: RegisterBody, limits: Limits) -> Tool:
     try:
         return Tool(
             name=body.name,
-            description=body.description,
+            description=cut_description(body.name, body.description, limits.description_bytes),
             parameters_json=parameters_json,
             role=body.role or None,
             timeout_seconds=body.timeout_seconds,

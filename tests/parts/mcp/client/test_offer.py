@@ -75,7 +75,6 @@ def nested(levels: int) -> dict[str, Any]:
         ({"name": "bad", "inputSchema": nested(70)}, "schema_depth"),
         ({"name": "bad", "inputSchema": "x"}, "inputSchema"),
         ({"name": "bad", "description": 5, "inputSchema": {}}, "description"),
-        ({"name": "bad", "description": "x" * 20_000, "inputSchema": {}}, "description_bytes"),
         ({"name": "bad", "inputSchema": {"description": "x" * 300_000}}, "schema_bytes"),
         ({"name": "bad", "inputSchema": {"enum": ["\ud800"]}}, "half of a surrogate pair"),
         ({"inputSchema": {}}, "no name"),

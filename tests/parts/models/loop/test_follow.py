@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.parts.models.loop.scripted_model import FunctionSource, ScriptedModel, says
+from tests.parts.models.loop.scripted_model import FunctionSource, ScriptedModel, calls, says
 from tests.support.waiting import until, within
 from toolbus.loop import ToolLoop
 from toolbus.parts.models.dialects.conversation import HistoryItem, Message
@@ -53,6 +53,45 @@ async def test_a_notification_that_wants_a_reply_starts_a_turn_with_those_that_c
         "the tea is ready",
         "[A notification of kitchen, not written by the user]\nrain",
     ]
+
+
+async def test_of_those_that_come_during_a_turn_the_newest_of_each_key_is_read_with_the_next() -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        """Waits."""
+        begun.set()
+        await go.wait()
+        return "done"
+
+    model = ScriptedModel(calls(("wait", {})), says("soon"), says("well"))
+    loop = ToolLoop(FunctionSource(wait), model.endpoint)
+    async with (
+        running_bus() as bus,
+        Plugin("kitchen", address=bus.grpc_addresses[0]) as plugin,
+        Host(bus.grpc_addresses[0]) as host,
+        aclosing(loop.follow(host, [], user="ann")) as replies,
+    ):
+        await plugin.ready()
+        first = asyncio.ensure_future(anext(replies))
+        while not await plugin.notify("nobody", "is the loop there?"):
+            await asyncio.sleep(0.1)
+        await plugin.notify("ann", "go", {"wants": "reply"})
+        await within(begun.wait())
+        for text, data in (
+            ("water 1", {"wants": "context", "coalesce_key": "water", "priority": 1}),
+            ("milk 1", {"wants": "context", "coalesce_key": "milk"}),
+            ("water 2", {"wants": "context", "coalesce_key": "water"}),
+            ("plain 1", {"wants": "context"}),
+            ("plain 2", {"wants": "context"}),
+            ("water 3", {"wants": "reply", "coalesce_key": "water", "priority": 9}),
+        ):
+            assert await plugin.notify("ann", text, data)
+        go.set()
+        assert (await within(first)).text == "soon"
+        assert (await within(anext(replies))).text == "well"
+    sent = [each["content"].splitlines()[-1] for each in model.requests[-1]["messages"] if each["role"] == "user"]
+    assert sent == ["go", "milk 1", "plain 1", "plain 2", "water 3"]
 
 
 @pytest.mark.parametrize(

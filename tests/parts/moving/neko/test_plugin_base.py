@@ -282,4 +282,4 @@ def test_a_description_that_is_too_long_is_cut_with_a_warning(text: str, caplog:
     (listed,) = made.list_llm_tools()
     assert 16_000 < len(listed["description"].encode()) <= 16 * 1024
     assert text.startswith(listed["description"].removesuffix("…"))
-    assert "long: its description is cut to 16384 bytes" in caplog.text
+    assert "long: its description is cut to the limit description_bytes = 16384" in caplog.text

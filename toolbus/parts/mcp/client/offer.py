@@ -31,6 +31,7 @@ from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, earlier
 from toolbus.common.beside_loop import beside_loop
 from toolbus.common.text import clean_line, dump_json, list_names, mark_unsafe, quote
 from toolbus.errors import InvalidTool
+from toolbus.functions.tool_spec import cut_description
 from toolbus.parts.mcp.client.calls import MountHandler
 from toolbus.parts.mcp.client.connection import ServerInfo, ServerLists, name_of_written
 from toolbus.parts.mcp.client.entries import MountEntry
@@ -566,8 +567,11 @@ def _overrides(entry: MountEntry, tool: Tool) -> dict[str, Any]:
 
 
 def _within(tool: Tool, declaration: Mapping[str, Any], limits: Limits) -> tuple[Tool, list[str]]:
-    """Returns a tool without the optional parts that break a limit: metadata, the schema of its output."""
+    """Returns a tool without the optional parts that break a limit, and with a description that does not."""
     notices = []
+    if (size := len(tool.description.encode())) > limits.description_bytes:
+        tool = replace(tool, description=cut_description(tool.name, tool.description, limits.description_bytes))
+        notices.append(f"its description has {size} bytes and is cut to description_bytes = {limits.description_bytes}")
     if len(tool.metadata_json.encode()) > limits.schema_bytes:
         path = only_path(declaration.get("_meta"))
         tool = replace(tool, metadata_json=dump_json({METADATA_KEY: {"_meta": path}}) if path else "")

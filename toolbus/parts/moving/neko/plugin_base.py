@@ -14,14 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from toolbus.functions.tool_spec import ToolSet, ToolSpec, collect, describe, spec_of
+from toolbus.functions.tool_spec import ToolSet, ToolSpec, collect, cut_description, describe, spec_of
 from toolbus.parts.moving.neko.absences import find_absent, warn_once
 from toolbus.parts.moving.neko.plugin_context import Outlet, PluginContext, Send
 from toolbus.parts.moving.neko.plugin_i18n import with_master_name
 from toolbus.parts.moving.neko.plugin_lifecycle import RunSync, start_plugin, stop_plugin
 from toolbus.parts.moving.neko.plugin_logger import PluginLogger, plugin_logger
 from toolbus.parts.moving.neko.sdk_errors import EntryConflictError, PluginCallError
-from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, plugin_source
 
 _OF_THE_PLUGIN = ("ctx", "config", "store", "logger", "file_logger", "i18n", "plugin_id", "plugins", "db")
@@ -266,7 +265,6 @@ log = logging.getLogger("toolbus.neko.plugin_base")
 
 C = TypeVar("C", bound=type)
 
-_DESCRIPTION_BYTES = Limits().description_bytes
 MARK = "__toolbus_class__"  # on a decorated class: the decorator's id, empty for none
 
 
@@ -423,10 +421,7 @@ def as_sent(spec: ToolSpec) -> ToolSpec:
     name, and a description that a bus would refuse for its length is cut, with a warning.
     """
     tool = spec.tool
-    description = with_master_name(tool.description)
-    if len(description.encode()) > _DESCRIPTION_BYTES:
-        log.warning("tool %s: its description is cut to %d bytes: shorten it", tool.name, _DESCRIPTION_BYTES)
-        description = description.encode()[: _DESCRIPTION_BYTES - 3].decode(errors="ignore") + "…"
+    description = cut_description(tool.name, with_master_name(tool.description))
     parameters = with_master_name(tool.parameters_json)
     return replace(spec, tool=replace(tool, no_defaults=True, description=description, parameters_json=parameters))
 
