@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.parts.models.loop.scripted_model import FunctionSource, ScriptedModel, calls, says
+from tests.parts.models.loop.scripted_model import FunctionSource, ScriptedModel, call, says
 from tests.support.waiting import until, within
 from toolbus.loop import ToolLoop
 from toolbus.parts.models.dialects.conversation import HistoryItem, Message
@@ -64,8 +64,8 @@ async def test_of_those_that_come_during_a_turn_the_newest_of_each_key_is_read_w
         await go.wait()
         return "done"
 
-    model = ScriptedModel(calls(("wait", {})), says("soon"), says("well"))
-    loop = ToolLoop(FunctionSource(wait), model.endpoint)
+    model = ScriptedModel(says("", call("wait")), says("soon"), says("well"))
+    loop = ToolLoop(FunctionSource(wait=wait), model.endpoint)
     async with (
         running_bus() as bus,
         Plugin("kitchen", address=bus.grpc_addresses[0]) as plugin,
