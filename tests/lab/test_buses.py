@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from lab import rolling
 from lab.buses import Tally, judge, main
 from toolbus.errors import Code, Stage
 from toolbus.protocol.tool import CallError, Result
 
 pytestmark = pytest.mark.lab
+
+
+def test_a_restart_in_which_one_call_failed_names_the_kind_of_its_host() -> None:
+    outcomes = rolling.Tally({("SDK", "ok"): 5, ("REST", "ok"): 2, ("REST", "no bus listens"): 1})
+    assert [verdict.what for verdict in rolling.judge(outcomes) if not verdict.good] == ["failed calls, REST"]
 
 
 def failed(code: Code, stage: Stage) -> Result:

@@ -272,6 +272,23 @@ async def test_a_bus_that_goes_is_listed_as_offline_and_calls_are_answered_at_on
         assert edge.mounts.serving("north") is False
 
 
+async def test_a_bus_that_starts_while_the_other_is_away_lists_its_last_tools_as_offline() -> None:
+    manifest = MountManifest(None)
+    async with sites("edge") as (edge,):
+        async with sites("north") as (north,):
+            edge.mounts = Mounts(edge.bus.core, manifest, functools.partial(open_remote, None), timings=QUICK)
+            await edge.mount(north)
+            await edge.mounts.stop()
+        assert edge.names() == {"of_edge"}
+        edge.mounts = Mounts(edge.bus.core, manifest, functools.partial(open_remote, None), timings=QUICK)
+        await edge.mounts.apply(edge.entries)
+        error = (await edge.bus.call("north:of_north")).error
+        assert error is not None
+        assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
+        assert edge.names() == {"of_edge"}
+        await edge.mounts.stop()
+
+
 async def test_a_bus_that_comes_back_is_called_again() -> None:
     async with sites("edge") as (edge,):
         async with sites("north") as (north,):
