@@ -1,4 +1,4 @@
-"""`toolbus dev check --from neko`: each rule finds its place, and plugins that run as they are have nothing to change."""
+"""`dev check --from neko`: each rule finds its place, and plugins that run as they are have nothing to change."""
 
 from pathlib import Path
 

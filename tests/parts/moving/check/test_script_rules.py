@@ -1,4 +1,4 @@
-"""`toolbus dev check --from synchronet` and `--from spindle`: each rule finds its line, and what runs has no finding."""
+"""`dev check --from synchronet` and `--from spindle`: each rule finds its line, and what runs has no finding."""
 
 from pathlib import Path
 
