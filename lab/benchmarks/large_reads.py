@@ -69,9 +69,9 @@ async def _read(pid: int, url: str, writer: peer.Peer, read: Read, repeats: int)
         async with _asking_health(url) as waits:
             await writer.stub.Register(request, timeout=ANSWER_SECONDS)
             for sentence in ("after a change", "again"):
-                before = _spent(pid)
+                before = spent(pid)
                 await read()
-                found.setdefault((f"processor time, {sentence}", "ms"), []).append((_spent(pid) - before) * 1e3)
+                found.setdefault((f"processor time, {sentence}", "ms"), []).append((spent(pid) - before) * 1e3)
         found.setdefault(("longest wait for /healthz", "ms"), []).append(max(waits) * 1e3)
     return {**found}
 
@@ -98,7 +98,7 @@ async def _asking_health(url: str) -> AsyncIterator[Sequence[float]]:
             await asking
 
 
-def _spent(pid: int) -> float:
+def spent(pid: int) -> float:
     """Returns the processor time of all threads of a process, in seconds, by the scheduler."""
     return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 

@@ -105,6 +105,7 @@ SUITES = {
             facts={
                 **dict.fromkeys(("catalog", "served"), "growth"),
                 "reads": "large_reads",
+                "idle": "idle_sessions",
                 **dict.fromkeys(("sessions", "held_calls", "watchers"), "crowds"),
                 **dict.fromkeys(("start", "import_sdk"), "footprint"),
             },

@@ -2,12 +2,14 @@
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from tests.support.processes import Running, toolbus
 from tests.support.served_bus import addresses_of, post, register, start_http_bus
-from tests.support.waiting import until_sync
+from tests.support.waiting import HANG_SECONDS, until_sync
 from toolbus.cli import catalog_commands
 from toolbus.protocol.tool import Tool
 from toolbus.sdk.listing import ListedTool
@@ -28,6 +30,15 @@ def test_list_prints_one_json_document(bus: str) -> None:
     assert (first["name"], first["state"], first["source"]) == ("get_weather", "live", "weather")
     assert first["parameters"]["required"] == ["city"]
     assert toolbus("list", "--source", "nobody", "--json", "--bus", bus).stdout.count('"name"') == 0
+
+
+def test_lists_and_calls_go_over_the_lane_and_import_no_grpc(bus: str) -> None:
+    shows = "import sys, toolbus.cli\ntry: toolbus.cli.main()\nfinally: print('grpc' in sys.modules, file=sys.stderr)"
+    for words in (["list"], ["tools"], ["call", "get_weather", '{"city": "Oslo"}']):
+        command = [sys.executable, "-c", shows, *words, "--bus", bus]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.splitlines()[-1] == "False", words
 
 
 def test_only_tools_lists_the_buss_own_tools(bus: str) -> None:

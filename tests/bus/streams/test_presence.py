@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.core_model import IDEMPOTENT, Core, StreamDouble, answer, call, error_of, names, outputs, tool
 from toolbus.errors import Code, Stage
+from toolbus.protocol.session import Pulse, Session
 from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -361,6 +362,40 @@ def test_a_bus_that_is_late_all_the_time_is_not_silent_for_longer_than_it_says(p
             assert core.now - heard <= 10.0 + pause
             heard = core.now
     assert core.now - heard <= 10.0 + pause
+
+
+def test_an_idle_session_is_looked_at_when_a_heartbeat_may_be_due_and_a_busy_one_at_each_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[str] = []
+    pulse = Session.pulse
+
+    def noting(session: Any, now: float) -> Pulse:
+        looks.append(session.source)
+        return pulse(session, now)
+
+    monkeypatch.setattr(Session, "pulse", noting)
+    core = Core()
+    host, idle = core.peer("host"), core.attached("idle", tool("a"))
+    busy = core.attached("busy", tool("b"))
+    core.call(host, "b", timeout_seconds=300)
+    beats = 0
+    for _ in range(120):  # a minute
+        core.now += 0.5
+        core.presence.tick(core.now)
+        for stream in (idle, busy):
+            for heartbeat in stream.read("heartbeat"):
+                beats += stream is idle
+                stream.send(heartbeat=wire.Heartbeat(sequence=heartbeat.sequence))
+    assert 5 <= beats <= 6
+    assert looks.count("idle") <= 4 * beats
+    assert looks.count("busy") == 120
+    core.registry.find("a")
+    core.call(host, "a", timeout_seconds=300)  # it is judged at once
+    looks.clear()
+    core.now += 0.5
+    core.presence.tick(core.now)
+    assert "idle" in looks
 
 
 def test_a_bus_that_is_late_all_the_time_gives_its_peers_that_time() -> None:
