@@ -452,7 +452,8 @@ def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:
 
 async def test_every_tool_of_the_bus_is_public_or_needs_a_verb_that_it_is_refused_without(house: House) -> None:
     tools = [listing.entry.bare_name for listing in house.bus.core.catalog.view.own()]
-    assert set(tools) - PUBLIC_TOOLS - VERBS_OF_TOOLS.keys() == {"record_calls"}  # contents need every verb
+    contents = {"record_calls", "record_errors"}  # which need every verb
+    assert set(tools) - PUBLIC_TOOLS - VERBS_OF_TOOLS.keys() == contents
     assert set(VERBS_OF_TOOLS.values()) <= set(VERBS)
     chat = house.keys.add("chat", template("host", "chat"))
     async with house.channel(chat) as channel:
