@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -103,6 +104,9 @@ async def test_who_comes_back_gets_everything_whatever_the_clock_of_the_bus(tmp_
         port = int(free.getsockname()[1])
     numbers: list[int] = []
 
+    def arrived(text: str) -> bool:
+        return text in said and text in tools
+
     async def follow(host: Host) -> None:
         async for each in host.notifications():
             said.extend([each.text] if each.text != "anybody?" else [])
@@ -118,7 +122,7 @@ async def test_who_comes_back_gets_everything_whatever_the_clock_of_the_bus(tmp_
             with printed.open("wb") as out:
                 words = [str(script), str(wrong), str(tmp_path), text, str(port)]
                 program = fork(words, environment({}), out, out)
-            await until(lambda text=text, tools=tools: text in said and text in tools, f"{text!r} at the host")
+            await until(partial(arrived, text), f"{text!r} at the host")
             numbers.append(int(printed.read_text().split()[0]))
             url = f"http://127.0.0.1:{port}/api/notifications"
             async with httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client:

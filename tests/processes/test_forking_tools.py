@@ -79,6 +79,60 @@ signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
 os.waitpid(pid, 0)
 """
 
+# A host that calls in each child of a program that forks first; grpc is imported before, as with gunicorn's preload.
+FORKED_HOSTS = """
+import asyncio, os, sys
+import toolbus
+from toolbus import Host, SyncHost
+import toolbus.sdk.host, grpc
+
+async def ask():
+    async with Host() as host:
+        return (await host.call("square", {"number": 3})).output
+
+def sync():
+    with SyncHost() as host:
+        return host.call("square", {"number": 3}).output
+
+def work(way):
+    return asyncio.run(ask()) if way % 2 else sync()
+
+def child(way):
+    pid = os.fork()
+    if pid == 0:
+        code = 9
+        try:
+            code = work(way)
+        finally:
+            os._exit(code)
+    return pid
+
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in map(child, range(4))]
+grandchild = os.fork()
+if grandchild == 0:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child(1), 0)[1]))
+codes.append(os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]))
+print(codes, flush=True)
+"""
+SPAWNING_PLUGIN = """
+import multiprocessing, subprocess, sys
+from concurrent.futures import ProcessPoolExecutor
+from plugin.sdk.plugin import NekoPluginBase, llm_tool, neko_plugin
+from .work import square
+
+@neko_plugin
+class SpawnsPlugin(NekoPluginBase):
+    @llm_tool(description="Computes in other processes.", timeout=120)
+    def spawned(self, *, way: str):
+        context = multiprocessing.get_context(way)
+        with ProcessPoolExecutor(2, mp_context=context) as pool:
+            return sum(pool.map(square, range(5)))
+
+    @llm_tool(description="Runs a program.", timeout=120)
+    async def program(self):
+        return subprocess.run([sys.executable, "-c", "print(7)"], capture_output=True, text=True).stdout.strip()
+"""
+
 
 async def _started(*words: str, address: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(sys.executable, *words, env=environment({"TOOLBUS_ADDRESS": address}))
@@ -133,3 +187,45 @@ async def test_what_the_user_has_set_for_forks_stays(given: dict[str, str], foun
     )
     out, _ = await program.communicate()
     assert out.decode().strip() == found
+
+
+async def test_a_host_in_the_children_of_a_program_that_forks_first_works(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.py"
+    file.write_text(FORKED_HOSTS)
+    async with running_bus() as bus:
+
+        def square(number: int) -> int:
+            return number * number
+
+        bus.tool(square)
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(file)),
+            env=environment({"TOOLBUS_ADDRESS": bus.grpc_addresses[0]}),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(HANG_SECONDS):
+            out, _ = await program.communicate()
+    assert out.decode().strip() == "[9, 9, 9, 9, 9]"
+
+
+async def test_a_plugin_folder_of_n_e_k_o_may_start_processes(tmp_path: Path) -> None:
+    folder = tmp_path / "plugins" / "spawns"
+    folder.mkdir(parents=True)
+    entry = "plugins.spawns:SpawnsPlugin"
+    (folder / "plugin.toml").write_text(f'[plugin]\nid = "spawns"\nname = "Spawns"\nentry = "{entry}"\n')
+    (folder / "__init__.py").write_text(SPAWNING_PLUGIN)
+    (folder / "work.py").write_text("def square(number):\n    return number * number\n")
+    async with running_bus() as bus:
+        program = await _started("-m", "toolbus.cli", "run", str(folder), address=bus.grpc_addresses[0])
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                async for _ in bus.watch():
+                    if "program" in [each.entry.tool.name for each in bus.list()]:
+                        break
+            for way in ("fork", "spawn", "forkserver"):
+                result = await bus.call("spawned", {"way": way}, timeout=120)
+                assert result.output == 30, (way, result.error)
+            assert (await bus.call("program", {}, timeout=120)).output == "7"
+        finally:
+            program.terminate()
+            await program.wait()

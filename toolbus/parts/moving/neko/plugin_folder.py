@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
+import os
 import re
 import sys
 import tomllib
@@ -196,8 +198,14 @@ def use_sdk(name: str = "", folder: Path | None = None, plugin_id: str = "") -> 
     first, last = SdkFinder(name, folder, plugin_id), _LastFinder()
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
+    if folder is not None and not (folder / "plugins").exists():  # else that is found in place of ours
+        os.environ[_SPAWNED] = json.dumps([name, str(folder.resolve()), plugin_id])
+        sys.path.append(_SPAWNED_PATH)
 
     def undo() -> None:
+        os.environ.pop(_SPAWNED, None)
+        if _SPAWNED_PATH in sys.path:
+            sys.path.remove(_SPAWNED_PATH)
         for finder in (first, last):
             if finder in sys.meta_path:
                 sys.meta_path.remove(finder)
@@ -206,6 +214,18 @@ def use_sdk(name: str = "", folder: Path | None = None, plugin_id: str = "") -> 
                 del sys.modules[name]
 
     return undo
+
+
+# Processes that a plugin spawns get its path of imports and its environment, and begin without its finders.
+_SPAWNED, _SPAWNED_PATH = "TOOLBUS_NEKO_SPAWNED", str(Path(__file__).with_name("spawned"))
+
+
+def import_as_parent(module: str) -> None:
+    """Makes a process that a plugin spawned find the SDK and the plugin's folder, and imports a package of them."""
+    name, folder, plugin_id = json.loads(os.environ[_SPAWNED])
+    use_sdk(name, Path(folder), plugin_id)
+    del sys.modules[module]
+    sys.modules[module] = importlib.import_module(module)
 
 
 def _made(name: str, path: Sequence[str] = (), kind: type[ModuleType] = ModuleType) -> ModuleSpec:
