@@ -217,7 +217,7 @@ def use_sdk(name: str = "", folder: Path | None = None, plugin_id: str = "") -> 
 
 
 # Processes that a plugin spawns get its path of imports and its environment, and begin without its finders.
-_SPAWNED, _SPAWNED_PATH = "TOOLBUS_NEKO_SPAWNED", str(Path(__file__).with_name("spawned"))
+_SPAWNED, _SPAWNED_PATH = "_SPAWNED_BY_A_PLUGIN", str(Path(__file__).with_name("spawned"))
 
 
 def import_as_parent(module: str) -> None:
