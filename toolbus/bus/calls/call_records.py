@@ -131,17 +131,8 @@ MAX_MESSAGE = 500  # characters of the message of a failure
 READERS = frozenset(
     (
         *("all_tasks", "approvals", "calls", "digest", "keys", "plugin_logs", "plugins", "slow_calls", "stats"),
-        *(
-            "tail",
-            "this_bus",
-            "record_calls",
-            "held_calls",
-            "permissions",
-            "explain",
-            "log_level",
-            "mounts",
-            "mount_logs",
-        ),
+        *("tail", "this_bus", "record_calls", "held_calls", "permissions", "explain", "log_level", "mounts"),
+        "mount_logs",
     )
 )
 CODES = frozenset((*Code, INPUT_REQUIRED))
