@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.processes import ROOT, UNMEASURED, environment
 from tests.support.waiting import until_sync, within
+from toolbus.parts.mcp.bridge import own_answers
 from toolbus.parts.mcp.bridge.bridge import WAIT_SECONDS, Bridge
 from toolbus.parts.mcp.bridge.bridge_socket import ATTACH
 from toolbus.parts.mcp.bridge.links import Link, NoBus
@@ -205,6 +206,81 @@ def test_requests_during_a_restart_wait_for_the_next_bus() -> None:
     bus = client.finds(OneBus(client))
     assert bus.methods == ["initialize", "notifications/initialized", "tools/list"]
     assert client.notifications == ["notifications/tools/list_changed"]
+
+
+DRAINS = {
+    "content": [{"type": "text", "text": "UNAVAILABLE: the bus is draining and takes no new calls"}],
+    "isError": True,
+    "_meta": {"dev.toolbus/error": {"code": "UNAVAILABLE", "stage": "NOT_DISPATCHED", "retry_safe": True}},
+}
+
+
+def test_calls_that_a_draining_bus_refuses_run_at_the_next_one() -> None:
+    client = Client()
+    bus = client.finds(OneBus(client))
+    client.begin()
+    client.say("tools/call", 2, name="x")
+    client.say("tools/call", 3, name="slow")
+    bus.say({"id": 2, "result": DRAINS})
+    client.say("tools/call", 4, name="x")  # is not even sent to it
+    client.say("tools/call", 5, name="x")
+    client.say("notifications/cancelled", requestId=5)
+    client.say("tools/list", 6)
+    bus.say({"id": 6, "result": {"tools": []}})
+    bus.say({"id": 3, "result": {"content": []}})  # what it has, it ends
+    assert [each.get("id") for each in client.got] == [1, 6, 3]
+    assert bus.methods[-4:] == ["tools/call", "tools/call", "notifications/cancelled", "tools/list"]
+    client.loses(bus)
+    after = client.finds(OneBus(client))
+    assert [each["id"] for each in after.got if each.get("method") == "tools/call"] == [2, 4]
+    after.say({"id": 2, "result": {"content": []}})
+    assert not client.answer(2)["result"].get("isError")
+    client.say("tools/call", 7, name="x")
+    assert after.methods[-1] == "tools/call"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**DRAINS, "content": [{"type": "text", "text": "tool 'x' is offline"}]},
+        {**DRAINS, "_meta": {"dev.toolbus/error": {"code": "UNAVAILABLE", "stage": "UNKNOWN"}}},
+        {**DRAINS, "_meta": {"dev.toolbus/error": 5}},
+        {**DRAINS, "_meta": None},
+        {"content": [{"type": "text", "text": "the bus is draining"}]},
+    ],
+)
+def test_other_failures_are_answers(other: Json) -> None:
+    client = Client()
+    bus = client.finds(OneBus(client))
+    client.begin()
+    client.say("tools/call", 2, name="x")
+    bus.say({"id": 2, "result": other})
+    assert client.answer(2)["result"] == other
+
+
+def test_where_no_bus_follows_a_draining_one_the_call_fails_at_its_deadline() -> None:
+    client = Client()
+    bus = client.finds(OneBus(client))
+    client.begin()
+    client.say("tools/call", 2, name="x")
+    bus.say({"id": 2, "result": DRAINS})
+    client.later = WAIT_SECONDS
+    thread = threading.Thread(target=client.bridge.run, daemon=True)
+    thread.start()
+    until_sync(lambda: len(client.got) > 1, "the answer without a bus")
+    result = client.answer(2)["result"]
+    assert "draining" in result["content"][0]["text"]
+    assert result["_meta"]["dev.toolbus/error"]["stage"] == "NOT_DISPATCHED"
+    client.bridge.finish()
+    thread.join()
+
+
+async def test_a_draining_bus_says_so_in_the_words_that_the_bridge_looks_for() -> None:
+    async with running_bus() as bus:
+        bus.core.calls.dispatcher.draining = True
+        error = (await bus.call("toolbus:this_bus", {})).error
+        assert error is not None
+        assert own_answers.DRAINING in error.message
 
 
 def test_a_stream_of_changes_stays_open_over_a_restart() -> None:

@@ -2,8 +2,8 @@
 
 A client starts a bridge like any other server, often before the bus runs. So the bridge answers the handshake and
 `ping` itself while no bus does, gives the reason in the instructions, and notifies the client of changed lists as soon
-as it has connected to a bus. It repeats the client's handshake and subscriptions to each new bus. Requests that a bus
-had when its connection ended fail with stage UNKNOWN.
+as it has connected to a bus. It repeats the client's handshake and subscriptions to each new bus. Calls that a bus
+refuses since it drains wait for the next one; requests that it had when its connection ended fail with stage UNKNOWN.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ class Bridge:
         self._lock = threading.RLock()
         self._wake = threading.Event()  # wakes the thread that connects
         self._link: Link | None = None  # None while no bus is connected
+        self._leaving = False  # whether that bus takes no more calls, since it is about to end
         self._lost_at: float | None = None  # when the last connection ended; None before the first
         self._why = "no bus was found yet"  # why no bus is connected
         self._requests: dict[str, PendingRequest] = {}  # those that were sent to the bus, by `key`
@@ -252,6 +253,9 @@ class Bridge:
         with self._lock:
             link, message = self._link, request.message
             is_request = "method" in message and "id" in message
+            if self._leaving and request.method == "tools/call":
+                self._hold(request)
+                return
             if link is None:
                 if not is_request:
                     return
@@ -270,6 +274,12 @@ class Bridge:
             link.send(request.line)
         except OSError as error:
             self.ended(link, str(error))
+
+    def _hold(self, request: PendingRequest) -> None:
+        """Has a call wait for the next bus, since this one is about to end."""
+        request.deadline = self._clock() + WAIT_SECONDS
+        self._waiting.append(request)
+        self._wake.set()  # the deadline is watched
 
     def _listen_offline(self, request: PendingRequest) -> None:
         """Opens a stream of notifications before a bus is connected; the next bus gets the request."""
@@ -334,7 +344,7 @@ class Bridge:
             if self._link is None:
                 time.sleep(pause)
             else:
-                self._wake.wait()
+                self._wake.wait(MAX_PAUSE if self._waiting else None)
 
     def connect_once(self) -> None:
         """Tries once to connect to a bus; `run` tries again."""
@@ -348,6 +358,7 @@ class Bridge:
         with self._lock:
             if self._link is not link:
                 return
+            self._leaving = False
             self._link, self._lost_at, self._why = None, self._clock(), f"the bus at {link.where} disconnected: {why}"
             lost = [each for id, each in self._requests.items() if not self._is_open_listen(id)]
             self._requests = {id: each for id, each in self._requests.items() if self._is_open_listen(id)}
@@ -378,9 +389,14 @@ class Bridge:
         else:
             with self._lock:
                 key = json.dumps(id)
-                if self._requests.pop(key, None) is None:
+                request = self._requests.pop(key, None)
+                if request is None:
                     return  # the bridge has answered it, or the client has cancelled it
                 self._acknowledged.discard(key)
+                if own_answers.is_draining(message):
+                    self._leaving, self._why = True, "the bus is draining, and no other one was found"
+                    self._hold(request)
+                    return
         self._write(line if line.endswith(b"\n") else line + b"\n")
 
     def _is_open_listen(self, id: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from toolbus.common.version import VERSION
@@ -11,6 +12,7 @@ Json = dict[str, Any]
 
 INTERNAL = -32603
 ERROR_META = "dev.toolbus/error"
+DRAINING = "the bus is draining"  # in the error of a call that such a bus refuses
 SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": VERSION}
 # Kinds of lists, and the name under which a modern client subscribes to changes of each.
 CHANGES = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged"}
@@ -64,3 +66,13 @@ def failure(request: Json, modern: bool, text: str, stage: str, *, retry_safe: b
     if modern:
         result["resultType"] = "complete"
     return {"id": request["id"], "result": result}
+
+
+def is_draining(answer: Json) -> bool:
+    """Tells whether a bus refused a call because it is about to end: nothing has run, and the next bus may take it."""
+    result = answer.get("result")
+    meta = result.get("_meta") if isinstance(result, dict) else None
+    error = meta.get(ERROR_META) if isinstance(meta, dict) else None
+    if not isinstance(error, dict) or (error.get("code"), error.get("stage")) != ("UNAVAILABLE", "NOT_DISPATCHED"):
+        return False
+    return DRAINING in json.dumps(answer)
