@@ -443,7 +443,7 @@ def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:
     documented = {(method.upper(), path) for path, item in endpoints.openapi()["paths"].items() for method in item}
     served = documented | {("GET", DOCS_PATH), ("GET", "/openapi.json"), ("GET", f"{ASSETS_PATH}/{{file}}")}
     served |= {(method, f"{PATH}{rest}") for method in METHODS for rest in ("", "/{profile}")}
-    served |= {*CONSOLE_PATHS, ("GET", METRICS_PATH), ("GET", f"{LOGIN_PATH}/{{page}}")}
+    served |= {*CONSOLE_PATHS, ("GET", "/"), ("GET", METRICS_PATH), ("GET", f"{LOGIN_PATH}/{{page}}")}
     ruled = {(method, path) for method, path, _ in RULES} | set(NO_KEY)
     local = {path.replace(":rest", "") for path in LOCAL_ONLY}
     assert {(method, path) for method, path in served if path not in local} == ruled

@@ -19,7 +19,7 @@ import pytest
 from tests.bus.gateway.calling import client
 from tests.bus.gateway.misbehaving import ACTS, BODY_LIMIT, Misbehaving, Peer, answer, offer
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
-from toolbus.bus import Bus
+from toolbus.bus import Bus, outbound
 from toolbus.errors import Code, Stage
 from toolbus.protocol.tool import MIB, CallError, Limits, Result
 from toolbus.testing import running_bus
@@ -272,11 +272,17 @@ async def test_of_a_cancelled_call_the_rest_of_its_request_is_not_sent() -> None
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
-async def test_connections_stay_open_while_the_plugin_leaves_them_open(bus: Bus, plugin: Misbehaving) -> None:
-    await offer(bus, {each: plugin.url(each) for each in ("good", "400", "redirect-to-itself", "list")})
-    for name in ("good", "400", "redirect-to-itself", "list", "good"):
-        await soon(bus, name)
-    assert plugin.connections == 1
+async def test_connections_stay_open_while_the_plugin_leaves_them_open(
+    plugin: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbound, "TRIAL_SECONDS", 0.0)
+    defaults = {**(outbound.open_session.__kwdefaults__ or {}), "keep_alive_seconds": 60.0}  # this machine may be slow
+    monkeypatch.setattr(outbound.open_session, "__kwdefaults__", defaults)
+    async with running_bus(grace_seconds=0) as bus:
+        await offer(bus, {each: plugin.url(each) for each in ("good", "400", "redirect-to-itself", "list")})
+        for name in ("good", "400", "redirect-to-itself", "list", "good"):
+            await soon(bus, name)
+        assert plugin.connections == 1
 
 
 async def test_a_plugin_that_closes_after_each_answer_without_saying_so_loses_no_call(

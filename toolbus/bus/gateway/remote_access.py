@@ -78,6 +78,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
 )
 # Paths without a key: files of the package, which hold nothing of the bus, and the login of browsers.
 NO_KEY: tuple[tuple[str, str], ...] = (
+    ("GET", "/"),  # leads to the console
     ("GET", "/console"),
     ("GET", "/console/"),
     ("GET", "/console/{file:rest}"),

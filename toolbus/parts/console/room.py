@@ -51,6 +51,10 @@ class ConsoleRoom(Room):
         config = self.core.config
         return config.part(ConsoleSettings).console and (config.http != "off" or config.https is not None)
 
+    def routes(self) -> Iterable[str]:
+        """Names the route that leads to the page."""
+        return ["toolbus.parts.console.root_route:router"]
+
     async def open(self) -> None:
         """Adds the paths."""
         if not self._is_served:

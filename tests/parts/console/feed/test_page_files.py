@@ -96,3 +96,14 @@ async def test_programs_of_this_machine_may_do_everything() -> None:
         me = (await client.get("/api/console/me")).json()
         assert me["administer"] == ["*"]
         assert me["bus_id"] == bus.core.config.bus_id
+
+
+@pytest.mark.parametrize("console", [True, False])
+async def test_the_root_leads_to_the_console_or_says_that_it_is_off(console: bool) -> None:
+    async with console_bus(console=console) as (_, http):
+        answer = await http.get("/")
+        assert answer.status_code == (307 if console else 404)
+        if console:
+            assert (await http.get(answer.headers["location"])).status_code == 200
+        else:
+            assert "its console is off" in answer.json()["detail"]

@@ -272,6 +272,7 @@ def test_where_no_bus_follows_a_draining_one_the_call_fails_at_its_deadline() ->
     assert "draining" in result["content"][0]["text"]
     assert result["_meta"]["dev.toolbus/error"]["stage"] == "NOT_DISPATCHED"
     client.bridge.finish()
+    client.loses(bus)
     thread.join()
 
 
