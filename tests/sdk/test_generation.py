@@ -58,7 +58,7 @@ async def test_an_extension_asks_quietly_or_raw(bus: Bus, host: Host) -> None:
 
 async def test_the_permission_comes_and_goes_at_once(bus: Bus, host: Host) -> None:
     async with Plugin("other", address=bus.grpc_addresses[0]) as plugin:
-        with pytest.raises(CallFailed, match="toolbus grant other generation") as refused:
+        with pytest.raises(CallFailed, match="toolbus access grant other generation") as refused:
             await plugin.generate("hi")
         assert refused.value.error.code is Code.PERMISSION_DENIED
         await bus.call("toolbus:grant", {"source": "other", "permission": "generation"})

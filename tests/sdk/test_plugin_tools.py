@@ -79,7 +79,7 @@ async def test_a_role_that_is_added_and_a_right_that_is_granted_change_what_is_r
             await within(plugin.ready())
             bus.revoke("p")
             await until(lambda: plugin.refused, "the refusal")
-            assert [(each.name, "toolbus grant p" in each.error) for each in plugin.refused] == [("a", True)]
+            assert [(each.name, "toolbus access grant p" in each.error) for each in plugin.refused] == [("a", True)]
             bus.grant("p")
             await until(lambda: not plugin.refused, "the tool to be offered again")
 

@@ -210,7 +210,7 @@ def test_a_right_that_comes_back_brings_the_tools_back_without_an_attach() -> No
     core.presence.permission_changed("plugin", "tools", granted=False)
     ((registered, refused),) = reviews(stream)
     assert (registered, list(refused), names(core)) == ([], ["a", "b"], [])
-    assert "toolbus grant plugin" in refused["a"]
+    assert "toolbus access grant plugin" in refused["a"]
     assert listed(core) == [("plugin", "bad"), ("plugin", "a"), ("plugin", "b")]
     core.policy.grant("plugin")
     core.presence.permission_changed("plugin", "tools", granted=True)
@@ -221,7 +221,7 @@ def test_a_right_that_comes_back_brings_the_tools_back_without_an_attach() -> No
 def test_what_is_tried_again_and_bad_for_another_reason_is_told_with_that_reason() -> None:
     core = Core(denied=frozenset({"plugin"}))
     stream = attach(core, "plugin", pb.Tool(name="bad", parameters_json=BAD))
-    assert "toolbus grant" in reasons(attached(stream))["bad"]
+    assert "toolbus access grant" in reasons(attached(stream))["bad"]
     core.policy.grant("plugin")
     core.presence.permission_changed("plugin", "tools", granted=True)
     ((registered, refused),) = reviews(stream)

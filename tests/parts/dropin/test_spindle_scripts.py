@@ -293,7 +293,7 @@ async def test_an_extension_asks_the_model_that_a_host_lends(tmp_path: Path) -> 
                 result = await host.call("t", {"ask": "hi", "mode": "quiet", "most": 20}, context=ann)
                 if source == "other":
                     assert result.error is not None
-                    assert "toolbus grant other generation" in result.error.message
+                    assert "toolbus access grant other generation" in result.error.message
                     continue
                 assert result.output == "quiet 20 hi for ann"
                 assert (

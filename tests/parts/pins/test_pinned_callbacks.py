@@ -43,7 +43,7 @@ async def test_a_changed_registration_is_refused_over_rest_until_it_is_approved(
         async with start(**BLOCK) as bus, Legacy.of(bus) as legacy:
             refused = await legacy.post("register", **tool, description="Buys and tells.")
             assert refused.status_code == 403
-            assert "`toolbus approve shop buy`" in refused.text
+            assert "`toolbus access approve shop buy`" in refused.text
             assert names(bus) == [], "what it was is withdrawn"
             again = await legacy.post("register", **tool, description="Buys and tells.")
             assert (again.status_code, again.text) == (403, refused.text)
@@ -64,7 +64,9 @@ async def test_a_changed_tool_over_grpc_is_refused_by_name_and_its_neighbour_is_
             assert (await legacy.register("shop", *both)).ok
             changed = callback_tool("a", plugin, description="x")
             answer = await legacy.register("shop", changed, both[1])
-            assert [(each.name, "toolbus approve shop a" in each.error) for each in answer.refused] == [("a", True)]
+            assert [(each.name, "toolbus access approve shop a" in each.error) for each in answer.refused] == [
+                ("a", True)
+            ]
             assert names(bus) == ["b"]
             await approve(bus, source="shop")
             assert (await legacy.register("shop", changed, both[1])).ok
@@ -82,7 +84,7 @@ async def test_a_registration_of_before_is_trusted_and_one_that_waits_now_does_n
             assert names(bus) == ["buy"]
             await legacy.ask("register", **tool, description="x")
             entry = bus.registry.find("buy", "A")
-            assert "toolbus approve shop" in " ".join(entry.all_warnings if entry is not None else ())
+            assert "toolbus access approve shop" in " ".join(entry.all_warnings if entry is not None else ())
         async with start(**BLOCK) as bus:
             assert names(bus) == []
 
@@ -103,7 +105,7 @@ async def test_the_command_shows_the_difference_asks_and_offers_what_a_session_w
         async with plugin("Forecasts and tells.") as changed:
             await until(lambda: changed.refused)
             [refused] = changed.refused
-            assert (refused.name, "`toolbus approve weather forecast`" in refused.error) == ("forecast", True)
+            assert (refused.name, "`toolbus access approve weather forecast`" in refused.error) == ("forecast", True)
             asked = await run("approve", "weather")
             assert (asked.exit_code, "--yes" in asked.output) == (2, True)  # nobody is at the terminal
             assert '+ "description": "Forecasts and tells."' in asked.output

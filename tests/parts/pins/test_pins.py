@@ -76,7 +76,7 @@ def test_a_changed_tool_is_refused_with_the_command_that_approves_it_and_the_old
     assert list(attached(stream).registered) == ["t", "other"]
     caller, known = core.peer("host"), Tool.from_wire(OLD, core.limits).schema_hash
     answer = register(core, stream, NEW)
-    assert "`toolbus approve plugin t`" in reasons(answer)["t"]
+    assert "`toolbus access approve plugin t`" in reasons(answer)["t"]
     assert names(core) == ["other"]
     assert core.refusal(caller, "t", schema_hash=known).code == Code.NOT_FOUND
     approve(core, "tool:t")
@@ -125,7 +125,7 @@ def test_all_or_none_refuses_all_by_name_and_offers_all_with_the_approval() -> N
     attach(core, "plugin", OLD)
     stream = attach(core, "plugin", pb.Tool(name="u"), NEW, instance="2", all_or_none=True)
     assert list(reasons(attached(stream))) == ["u", "t"]
-    with pytest.raises(NotPermitted, match="toolbus approve plugin t"):
+    with pytest.raises(NotPermitted, match="toolbus access approve plugin t"):
         register(core, stream, pb.Tool(name="v"), NEW, all_or_none=True)
     approve(core, "tool:t")
     assert [sorted(offered) for offered, _ in reviews(stream)] == [["t", "u"]]
@@ -140,7 +140,7 @@ def test_a_change_is_offered_marked_and_logged_once_until_it_is_approved(caplog:
     assert warnings(core) == ()
     for _ in range(2):
         assert not register(core, stream, NEW).refused
-    assert ["toolbus approve plugin" in text for text in warnings(core)] == [True]
+    assert ["toolbus access approve plugin" in text for text in warnings(core)] == [True]
     assert len([record for record in caplog.records if record.name == "toolbus.pins"]) == 1
     [listing] = core.registry.listings()
     assert listing.tool.description == "reads and sends"
@@ -256,7 +256,7 @@ def test_after_a_damaged_file_of_an_earlier_release_nothing_is_trusted_unseen(
         assert list(pins.review("s", [Tool("t")])) == [("t", "")]
         assert pins.review("s", [Tool("u")], accepted=True) == {}, "as the store of callbacks says"
     assert "pins.db is damaged" in caplog.text
-    assert "pinned to block wait for `toolbus approve`" in caplog.text
+    assert "pinned to block wait for `toolbus access approve`" in caplog.text
 
 
 def test_what_does_not_fit_is_refused_where_changes_are_blocked() -> None:

@@ -199,7 +199,7 @@ def earlier_fingerprints(connection: sqlite3.Connection, path: Path) -> dict[str
 FINGERPRINTS = Kind(  # by source, command and subject, as JSON
     "pins",
     needed=False,
-    without="start without the approvals of plugins: those pinned to block wait for `toolbus approve`",
+    without="start without the approvals of plugins: those pinned to block wait for `toolbus access approve`",
     blank={},
     shared="settings",
     earlier=Earlier("pins.db", _read_earlier),
@@ -388,7 +388,7 @@ class Pins:
         if self.pin_of(source) != "warn":
             return {}
         waiting = pending(self._store.fingerprints(source))
-        warning = f"changed since source {quote(source)} was trusted: `toolbus approve {source}` shows how"
+        warning = f"changed since source {quote(source)} was trusted: `toolbus access approve {source}` shows how"
         return {key: warning for key in tools if subject_of(*key) in waiting}
 
     # -- approving ---------------------------------------------------------------------------------------------------
@@ -448,7 +448,9 @@ class Pins:
         news = [subject for review in reviews for subject in review.news]
         if news:
             subjects, becomes = list_names(news), "waits for an approval" if pin == "block" else "is offered"
-            log.warning("changed source=%r what=%s and %s: see `toolbus approve %s`", source, subjects, becomes, source)
+            log.warning(
+                "changed source=%r what=%s and %s: see `toolbus access approve %s`", source, subjects, becomes, source
+            )
             self._audit.record("change", target=source, why=subjects, source=source)
 
 
@@ -478,5 +480,5 @@ def _reason(source: str, name: str, why: str) -> str:
         )
     return (
         f"tool {quote(name)} {why} since source {quote(source)} was trusted: an operator approves it with "
-        f"`toolbus approve {source} {shlex.quote(name)}`"
+        f"`toolbus access approve {source} {shlex.quote(name)}`"
     )

@@ -135,7 +135,7 @@ def test_characters_that_nobody_sees_are_written_out_and_marked() -> None:
 def test_a_changed_tool_that_is_blocked_is_left_out_with_the_command_that_approves_it() -> None:
     made = tools_of(MountEntry("files", command="x"), [tool("a"), tool("b")], LIMITS, {"tool:a"})
     assert [each.name for each in made.tools] == ["b"]
-    assert "toolbus approve files a" in made.left[0].reason
+    assert "toolbus access approve files a" in made.left[0].reason
 
 
 def test_a_mount_has_no_more_tools_than_the_limit() -> None:

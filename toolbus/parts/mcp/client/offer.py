@@ -410,7 +410,7 @@ def tools_of(
             continue
         if tool_subject(theirs) in blocked:
             left.append(
-                Left(ours, f"it changed since the server was trusted: run `toolbus approve {entry.name} {ours}`")
+                Left(ours, f"it changed since the server was trusted: run `toolbus access approve {entry.name} {ours}`")
             )
             continue
         try:
@@ -616,7 +616,7 @@ def _read_earlier(path: Path) -> Mapping[str, Any]:
 MOUNTS = Kind(  # by mount, command and subject; of a server by mount and command
     "mounts",
     needed=False,
-    without="let servers list their tools again, without approvals: those with pin = block wait for `toolbus approve`",
+    without="let servers list their tools again, without approvals: those with pin = block wait for one",
     blank={},
     shared="settings",
     earlier=Earlier("mcp.db", _read_earlier),

@@ -141,7 +141,8 @@ def print_mount(mount: Mapping[str, Any]) -> None:
         terminal.print_note(f"{mount['hidden']} tools are left out by allow and deny")
     if mount["changed"]:
         names = list_names(mount["changed"])
-        terminal.print_note(f"changed since it was trusted: {names}: `toolbus approve {mount['name']}` shows how")
+        how = f"`toolbus access approve {mount['name']}` shows how"
+        terminal.print_note(f"changed since it was trusted: {names}: {how}")
 
 
 def print_tools(tools: list[Mapping[str, Any]], notices: Mapping[str, list[str]]) -> None:
