@@ -25,7 +25,7 @@ SMOKE_TESTS := $(addprefix tests/parts/,audit/test_audit_room.py buses/test_buse
 	dropin/test_dropin_on_bus.py extension/test_extension.py guards/test_guards.py handles/test_handles.py \
 	identity/test_keys_command.py mcp/commands/test_mounts_command.py \
 	mcp/server/test_mcp_endpoint.py models/test_export_command.py moving/check/test_check_command.py \
-	observability/test_bus_metrics.py overlays/test_overlays.py openapi/test_openapi_command.py pins/test_pins.py postgres/test_settings.py recordings/test_recordings.py \
+	observability/test_bus_metrics.py origins/test_origins.py overlays/test_overlays.py openapi/test_openapi_command.py pins/test_pins.py postgres/test_settings.py recordings/test_recordings.py \
 	tasks/test_tasks_command.py tripwire/test_tripwire.py)
 CORE_TESTS := $(filter-out tests/parts/ tests/browser/ tests/network/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
 # Threads take memory from few arenas: with one for each, what tests free stays with the process.
@@ -64,6 +64,7 @@ clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript, Go, Ru
 	node -e 'if (parseInt(process.versions.node) < 20) { console.error("make clients needs Node 20 or newer, and finds " + process.version + ": install a newer one"); process.exit(1); }' && \
 	(cd clients/typescript && $$npm ci --no-audit --no-fund --loglevel=error && $$npm run --silent build && TOOLBUS=$(abspath $(BIN))/toolbus $$npm test --silent) && \
 	$(BIN)/python -m tests.parts.conformance.clients --check typescript
+	@$(BIN)/python -m pytest -q -m browser tests/browser/test_http_client.py
 	@command -v go >/dev/null || { echo "make clients needs Go 1.25 or newer, and finds none: install it from https://go.dev/dl" >&2; exit 1; }
 	@cd clients/go && go build -buildvcs=false -o build/ ./conformance && \
 	PYTHON=$(abspath $(BIN))/python TOOLBUS=$(abspath $(BIN))/toolbus go test -vet=off .

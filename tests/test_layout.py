@@ -61,14 +61,16 @@ FLOORS = (
     "bus.config bus.serve_settings",
     "parts.mcp.settings parts.tasks.settings parts.audit.settings parts.identity.settings parts.pins.settings "
     "parts.observability.settings parts.console.settings parts.guards.settings "
-    "parts.handles.settings parts.overlays.settings parts.postgres.settings parts.tripwire.settings",
+    "parts.handles.settings parts.origins.settings parts.overlays.settings parts.postgres.settings "
+    "parts.tripwire.settings",
     "bus.signals bus.roles",
     "bus.web_paths",  # what rooms hold for one another
     "bus.local",
     "bus.core",
     "bus.operators",
     "parts.mcp.features",
-    "bus.gateway parts.budgets parts.guards parts.overlays parts.pins parts.recordings parts.observability parts.tasks "
+    "bus.gateway parts.budgets parts.guards parts.origins parts.overlays parts.pins parts.recordings "
+    "parts.observability parts.tasks "
     "parts.tripwire parts.audit parts.postgres parts.identity parts.council parts.models.export_routes",
     "parts.moving.upstream",
     "parts.mcp.server parts.handles",

@@ -174,6 +174,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
         "http": "off",
         "https": "127.0.0.1:0",
         "upstream": "http://127.0.0.1:1",
+        "http_origins": "http://localhost:5173",
         "tripwire": "synchronet",
         "adopt_roles": "first-use",
         "name_owner": "first",

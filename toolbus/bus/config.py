@@ -393,6 +393,7 @@ class Config:
         trace_most: int = 100
         trace_ratio: float = 0.0
         traces: str | None = None
+        http_origins: tuple[str, ...] = ()
         tripwire: str = "default"
         tripwire_allow: Mapping[str, tuple[str, ...]] = {}
         upstream: str | None = None

@@ -114,6 +114,11 @@ PARTS: tuple[Part, ...] = (
         rooms=(PartRoom("toolbus.parts.tripwire.room:TripwireRoom", before="CallbacksRoom"),),
         settings=("toolbus.parts.tripwire.settings:TripwireSettings",),
     ),
+    Part(
+        "origins",
+        rooms=(PartRoom("toolbus.parts.origins.room:OriginsRoom", before="GatewayRoom"),),
+        settings=("toolbus.parts.origins.settings:OriginSettings",),
+    ),
     Part("budgets", rooms=(PartRoom("toolbus.parts.budgets.room:BudgetsRoom", before="StreamsRoom"),)),
     Part(
         "overlays",

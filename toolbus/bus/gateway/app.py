@@ -13,7 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import unquote_plus
 
 from fastapi import FastAPI, Request, Response
@@ -96,6 +96,14 @@ Programs that can use gRPC have more: one connection that registers tools and ru
 """
 
 
+@runtime_checkable
+class HttpLayer(Protocol):
+    """What a room provides to stand around the whole application."""
+
+    def around(self, application: ASGIApp) -> ASGIApp:
+        """Returns the application with it."""
+
+
 def application(parts: GatewayParts) -> ASGIApp:
     """Returns the application over one bus."""
     endpoints = endpoints_of(parts.core.rooms.routes())
@@ -111,7 +119,7 @@ def application(parts: GatewayParts) -> ASGIApp:
 
     core = parts.core
     limit = core.config.limits.http_body_bytes
-    return AccessGuard(
+    guarded: ASGIApp = AccessGuard(
         Admission(serve),
         limit,
         core.sessions.neighbours,
@@ -119,6 +127,9 @@ def application(parts: GatewayParts) -> ASGIApp:
         core.audit,
         lambda: core.sessions.presence.budgets,
     )
+    for layer in core.rooms.providers(HttpLayer):
+        guarded = layer.around(guarded)
+    return guarded
 
 
 @functools.lru_cache

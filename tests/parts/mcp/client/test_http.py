@@ -13,7 +13,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tests.parts.mcp.client.remote_server import QUICK, Owner, answer, connected, event, serving, stream
 from tests.support.waiting import WAIT_SECONDS, until
+from toolbus.bus import outbound
 from toolbus.errors import Stage
+from toolbus.parts.mcp.client import http_link
 from toolbus.parts.mcp.client.connection import Incoming, McpConnection
 from toolbus.parts.mcp.client.http_link import PublicResolver, is_private_host
 from toolbus.parts.mcp.client.transport import Lost, NeedsLogin
@@ -57,7 +59,9 @@ async def test_a_legacy_server_is_found_by_its_refusal_and_gets_its_session() ->
 
 
 @pytest.mark.parametrize("modern", [True, False])
-async def test_calls_share_a_connection(modern: bool) -> None:
+async def test_calls_share_a_connection(modern: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(http_link, "KEEP_ALIVE_SECONDS", 60.0)  # this machine may be slow
     async with serving(modern=modern) as server, connected(server) as connection:
         for _ in range(5):
             await call(connection)

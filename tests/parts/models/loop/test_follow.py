@@ -55,6 +55,13 @@ async def test_a_notification_that_wants_a_reply_starts_a_turn_with_those_that_c
     ]
 
 
+async def _heard(host: Host, text: str) -> None:
+    """Waits until a notification has come, and so all before it."""
+    async for each in host.notifications():
+        if each.text == text:
+            return
+
+
 async def test_of_those_that_come_during_a_turn_the_newest_of_each_key_is_read_with_the_next() -> None:
     begun, go = asyncio.Event(), asyncio.Event()
 
@@ -73,6 +80,7 @@ async def test_of_those_that_come_during_a_turn_the_newest_of_each_key_is_read_w
         aclosing(loop.follow(host, [], user="ann")) as replies,
     ):
         await plugin.ready()
+        arrived = asyncio.ensure_future(_heard(host, "water 3"))
         first = asyncio.ensure_future(anext(replies))
         while not await plugin.notify("nobody", "is the loop there?"):
             await asyncio.sleep(0.1)
@@ -87,6 +95,7 @@ async def test_of_those_that_come_during_a_turn_the_newest_of_each_key_is_read_w
             ("water 3", {"wants": "reply", "coalesce_key": "water", "priority": 9}),
         ):
             assert await plugin.notify("ann", text, data)
+        await within(arrived)
         go.set()
         assert (await within(first)).text == "soon"
         assert (await within(anext(replies))).text == "well"

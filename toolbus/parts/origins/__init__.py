@@ -1,0 +1,1 @@
+"""Lets web pages of origins that the operator names be hosts over HTTP."""
