@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing import TYPE_CHECKING
 
 from toolbus.bus.core import Core, Room
 from toolbus.parts.origins.settings import OriginSettings
+
+if TYPE_CHECKING:  # a bus without HTTP does not load it
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # What hosts use. Registrations, the bus's own tools and the console stay closed to pages.
 HOST_PATHS = re.compile(
@@ -68,6 +70,8 @@ class OriginsRoom(Room):
 
 
 def _preflight(scope: Scope, origin: bytes) -> Response:
+    from starlette.responses import Response
+
     headers = {
         "Access-Control-Allow-Origin": origin.decode("latin-1"),
         "Access-Control-Allow-Methods": METHODS,
