@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 from toolbus.common.newest import NewestCache, NewestCacheBySize
 
 
@@ -33,3 +36,20 @@ def test_the_limit_of_entries_also_holds_for_a_cache_by_size() -> None:
     for number in range(5):
         cache[number] = "x"
     assert (list(cache), cache.size) == ([3, 4], 2)
+
+
+def test_threads_that_set_and_evict_at_once_leave_a_cache_within_its_limit() -> None:
+    cache, before = NewestCache[int, int](4), sys.getswitchinterval()
+
+    def fill(thread: int) -> None:
+        for number in range(20_000):
+            cache[thread * 1_000_000 + number] = number
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for filled in [threads.submit(fill, thread) for thread in range(4)]:
+                filled.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert 0 < len(cache) <= 4

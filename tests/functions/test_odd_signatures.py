@@ -367,6 +367,26 @@ async def test_a_result_is_written_as_its_argument_would_be(value: Any, expected
     assert json.loads(result.output_json) == expected
 
 
+async def test_the_adapter_of_a_class_is_made_once_for_all_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = list[type](), pydantic.TypeAdapter
+
+    class Link(pydantic.AnyUrl):
+        pass
+
+    def note(kind: type) -> Any:
+        made.append(kind)
+        return make(kind)
+
+    monkeypatch.setattr(pydantic, "TypeAdapter", note)
+
+    async def tool() -> Any:
+        return [Link("http://a/b"), Link("http://a/c")]
+
+    for _ in range(2):
+        assert json.loads((await run(tool)).output_json) == ["http://a/b", "http://a/c"]
+    assert made == [Link]
+
+
 async def test_a_secret_is_not_written_out() -> None:
     async def tool() -> Any:
         return {"key": pydantic.SecretStr("hunter2")}

@@ -6,6 +6,7 @@ them; no decompression here, since a small response may expand without end.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import time
@@ -16,6 +17,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from toolbus.common.local_users import refusal_of
+from toolbus.common.newest import NewestCache
 from toolbus.common.version import VERSION
 from toolbus.protocol.limits import KIB
 
@@ -25,6 +27,7 @@ KEEP_ALIVE_SECONDS = 0.4
 # Some servers close each connection after its response and do not say so. The first connections to a server are used
 # again only after they stayed open for so long.
 TRIAL_SECONDS, FORGET_SECONDS = 0.05, 60.0
+MAX_SERVERS = 1_000  # of which that is known
 MAX_HEAD_BYTES = 64 * KIB  # of a line of a response's head; as much as the bus takes itself
 
 
@@ -82,8 +85,8 @@ class Connector(aiohttp.TCPConnector):
     def __init__(self, may_serve: Callable[[int], bool] | None, **options: Any) -> None:
         super().__init__(**options)
         self._may_serve = may_serve
-        self._idle: dict[Any, float] = {}  # seconds a connection to a server may be idle, known after its trial
-        self._learned: dict[Any, float] = {}  # when that was less than for others
+        # Seconds a connection to a server may be idle, known after its trial, and when that is forgotten.
+        self._idle: NewestCache[Any, tuple[float, float]] = NewestCache(MAX_SERVERS)
 
     async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> Any:
         """Refuses a connection to another user's program before anything is sent, TLS aside."""
@@ -99,15 +102,18 @@ class Connector(aiohttp.TCPConnector):
             protocol, last_used = idle[0]
             now = time.monotonic()
             seconds = now - last_used
-            if now > self._learned.get(key, now) + FORGET_SECONDS:
-                del self._learned[key], self._idle[key]
+            if now > self._idle.get(key, (0.0, now))[1]:
+                del self._idle[key]
+            known = self._idle.get(key)
             if protocol.should_close or not protocol.is_connected() or _is_readable(protocol.transport):
-                shorter = min(seconds, self._idle.get(key, seconds)) / 2
-                self._idle[key], self._learned[key] = shorter if shorter > TRIAL_SECONDS else 0.0, now
-            elif key not in self._idle and seconds < TRIAL_SECONDS:
+                shorter = min(seconds, known[0] if known else seconds) / 2
+                self._idle[key] = shorter if shorter > TRIAL_SECONDS else 0.0, now + FORGET_SECONDS
+            elif known is None and seconds < TRIAL_SECONDS:
                 return None
-            elif seconds <= self._idle.setdefault(key, self._keepalive_timeout or 0.0):
-                return await super()._get(key, traces)
+            else:
+                self._idle[key] = known = known or (self._keepalive_timeout or 0.0, math.inf)
+                if seconds <= known[0]:
+                    return await super()._get(key, traces)
             idle.popleft()
             protocol.close()
         return None

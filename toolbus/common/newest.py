@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 Key = TypeVar("Key")
@@ -10,7 +11,10 @@ Value = TypeVar("Value")
 
 
 class NewestCache(dict[Key, Value]):
-    """A dict of at most ``limit`` entries; setting a key makes it the newest, and the oldest are evicted."""
+    """A dict of at most ``limit`` entries; setting a key makes it the newest, and the oldest are evicted.
+
+    Threads may share one; who shares one by size needs a lock.
+    """
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -19,8 +23,9 @@ class NewestCache(dict[Key, Value]):
     def __setitem__(self, key: Key, value: Value) -> None:
         self.pop(key, None)
         super().__setitem__(key, value)
-        if len(self) > self.limit:
-            del self[next(iter(self))]
+        while len(self) > self.limit:
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread has evicted or set one meanwhile
+                del self[next(iter(self))]
 
 
 class NewestCacheBySize(NewestCache[Key, Value]):

@@ -39,8 +39,11 @@ def pydantic_adapter(kind: type) -> Any:
     """Returns the `TypeAdapter` of a class that pydantic knows, as `AwareDatetime`; None for models and others."""
     known = hasattr(kind, "__get_pydantic_core_schema__") or hasattr(kind, "__pydantic_validator__")
     pydantic = sys.modules.get("pydantic")
-    if not known or pydantic is None or hasattr(kind, "model_validate"):
-        return None
+    return None if not known or pydantic is None or hasattr(kind, "model_validate") else _adapter(kind, pydantic)
+
+
+@functools.lru_cache(256)  # it takes as long to make as 20 results to write
+def _adapter(kind: type, pydantic: Any) -> Any:
     try:
         adapter = pydantic.TypeAdapter(kind)
         adapter.json_schema()

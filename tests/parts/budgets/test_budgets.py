@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,10 @@ from toolbus.bus.access.budgets import Declaring
 from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.streams.catalog_messages import read_tool
 from toolbus.bus.streams.peer import Peer
 from toolbus.errors import InvalidTool
+from toolbus.parts.budgets import declarations
 from toolbus.parts.budgets.declarations import MAX_NODES, PeerBudgets
 from toolbus.parts.budgets.loop_share import LoopShare
 from toolbus.protocol.limits import MIB, Limits
@@ -166,6 +169,20 @@ async def test_all_accounts_together_have_a_bound_too() -> None:
     assert await account.declare("identity 3", "s3", wide("b", 3000)) == ["b"]
     account.lose("s1")
     assert not await account.declare("identity 3", "s3", wide("b", 3000))
+
+
+async def test_what_has_no_room_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    account, compiled = Account(), list[str]()
+
+    def read(message: pb.Tool, *arguments: Any, **options: Any) -> CompiledTool:
+        compiled.append(message.name)
+        return read_tool(message, *arguments, **options)
+
+    monkeypatch.setattr(declarations, "read_tool", read)
+    tools = [wide(f"a{number}", fitting(4)) for number in range(8)]
+    refused = await account.declare("x", "x", *tools, tool("small"))
+    assert refused == [each.name for each in tools[4:]]
+    assert compiled == [*(each.name for each in tools[:4]), "small"]
 
 
 async def test_two_requests_of_one_account_do_not_use_the_same_room() -> None:

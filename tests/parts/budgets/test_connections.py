@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -10,10 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.parts.budgets import connections
+from toolbus.parts.budgets import connections, room
 from toolbus.parts.budgets.connections import QuietConnections
+from toolbus.testing import running_bus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its kernel tells whose a connection is")
 
@@ -125,3 +128,20 @@ def test_a_descriptor_that_is_another_file_by_now_is_left_alone(port: Port) -> N
     os.dup2(other[1].fileno(), wrong.descriptor)
     assert not connections._end(wrong)
     assert not ended(other[0])
+
+
+async def test_a_bus_that_could_not_look_at_its_connections_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, again = 0, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def look(_: QuietConnections) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise OSError(errno.EMFILE, "no descriptor is free")
+        loop.call_soon_threadsafe(again.set)
+
+    monkeypatch.setattr(QuietConnections, "look", look)
+    monkeypatch.setattr(room, "LOOK_SECONDS", 0.0)
+    async with running_bus():
+        await within(again.wait())

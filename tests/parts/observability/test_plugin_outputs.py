@@ -103,6 +103,19 @@ async def test_plugins_of_one_name_in_two_places_are_listed_and_one_that_ended_g
         assert "'weather' runs no plugins" in other.message
 
 
+async def test_plugins_of_a_guarded_supervisor_hide_none_of_those_that_are_trusted_more() -> None:
+    own, guarded = _Supervisor(), _Supervisor()
+    own.says("weather", "here")
+    for plugin in ("weather", "clock", "aaa"):
+        guarded.says(plugin, "forged")
+    async with running_bus(guarded=("run.a.*",)) as bus, guarded.on(bus, "run.a.1"), own.on(bus, "run.b.2"):
+        table = (await bus.call("toolbus:plugin_logs")).output["plugins"]
+        assert [row["source"] for row in table] == ["run.b.2", *3 * ["run.a.1"]]
+        answer = (await bus.call("toolbus:plugin_logs", {"plugin": "weather"})).output
+        assert (answer["source"], answer["lines"][-1]["text"]) == ("run.b.2", "here")
+        assert (await bus.call("toolbus:plugin_logs", {"plugin": "clock"})).output["source"] == "run.a.1"
+
+
 async def test_a_plugin_is_restarted_and_stopped_where_it_runs() -> None:
     supervisor = _Supervisor()
     supervisor.says("weather")

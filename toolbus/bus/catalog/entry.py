@@ -18,14 +18,15 @@ from toolbus.bus.catalog.schema import ArgumentChecker, SchemaFault, compile_out
 from toolbus.bus.metrics.call_counts import CallCounts
 from toolbus.errors import InvalidTool, LimitExceeded
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, USER_KEYS, Limits, Tool
+from toolbus.v1 import tool_pb2 as pb
 
 # What a tool takes in memory, about, in bytes, measured with its compiled schemas: so much, each character of a text
 # and of a schema, each object in a schema, each pattern, and what that compiles to (`ArgumentChecker.compile_cost`).
 TOOL_BYTES, TEXT_BYTES, SCHEMA_BYTES, NODE_BYTES, PATTERN_BYTES, COST_BYTES = 6 * 1024, 4, 10, 500, 20 * 1024, 120
 
 
-def memory_of(tool: Tool, compile_cost: int = 0) -> int:
-    """Returns how much memory a tool takes, about, in bytes."""
+def memory_of(tool: Tool | pb.Tool, compile_cost: int = 0) -> int:
+    """Returns how much memory a tool takes, about, in bytes; less for one that is not compiled yet."""
     schemas = tool.parameters_json + tool.output_schema_json
     texts = TEXT_BYTES * (len(tool.description) + len(tool.metadata_json)) + SCHEMA_BYTES * len(schemas)
     nodes, patterns = NODE_BYTES * schemas.count("{"), PATTERN_BYTES * schemas.count('"pattern')

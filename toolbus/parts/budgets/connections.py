@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.common.descriptors import share_of_descriptors
 from toolbus.common.local_users import Address, kernel_socket, owner_of, show_user
+from toolbus.common.newest import NewestCache
 
 log = logging.getLogger("toolbus.budgets")
 
 FULL_SHARE = 0.22  # of the descriptors; HTTP takes no more from 0.25 on, gRPC from 0.5 on
+MAX_PEERS = 1_000  # whose ended connections are counted
 SILENT_SECONDS = 1.0  # since a connection was made or used, by whom nothing is known or who may not use the bus
 _TIMES = struct.Struct("=L4xL")  # last_data_sent, last_data_recv in ms
 _TIMES_AT, _RECEIVED_AT, _INFO_BYTES = 44, 128, 136  # in struct tcp_info, of Linux since 4.1
@@ -60,7 +62,7 @@ class QuietConnections:
     """
 
     def __init__(self, neighbours: Neighbours, quiet_seconds: float) -> None:
-        self.ended: dict[str, int] = {}  # by peer
+        self.ended: NewestCache[str, int] = NewestCache(MAX_PEERS)  # by peer
         self._neighbours, self._quiet_seconds = neighbours, quiet_seconds
 
     def look(self) -> None:

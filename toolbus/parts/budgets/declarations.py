@@ -164,7 +164,7 @@ class PeerBudgets(Budgets):
 
     def _read_one(self, declaring: Declaring, message: pb.Tool, room: dict[str, int]) -> Read:
         trusted = not self._policy.is_untrusted(declaring.source)
-        size = message.ByteSize()  # less than it takes, but known before it is compiled
+        size = memory_of(message)  # what has no room is not even compiled
         try:
             if size <= min(room.values()):
                 tool = read_tool(message, self._schemas, qualified=declaring.qualified, hints_trusted=trusted)

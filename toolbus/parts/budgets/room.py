@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator
 
 from toolbus.bus.core import Core, Room
@@ -10,6 +11,8 @@ from toolbus.parts.budgets.connections import QuietConnections
 from toolbus.parts.budgets.declarations import PeerBudgets
 from toolbus.parts.budgets.free_memory import FreeMemory
 from toolbus.parts.budgets.loop_share import LoopShare
+
+log = logging.getLogger("toolbus.budgets")
 
 LOOK_SECONDS = 2.0  # between two looks at the connections and at the memory
 
@@ -34,10 +37,14 @@ class BudgetsRoom(Room):
         self._looks = asyncio.create_task(self._look(), name="toolbus connections")
 
     async def _look(self) -> None:
-        memory = FreeMemory()
+        memory, logged = FreeMemory(), ""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.to_thread(self._connections.look)
+            try:
+                await asyncio.to_thread(self._connections.look)
+            except OSError as error:  # as without a free descriptor; it may look again later
+                if logged != (logged := str(error)):
+                    log.warning("connections cannot be looked at: %s", error)
             await asyncio.to_thread(memory.release)
 
     def _own_calls(self) -> bool:
@@ -55,7 +62,7 @@ class BudgetsRoom(Room):
         waits = [({"account": account}, number) for account, number in sorted(self.budgets.share.waits.items())]
         yield "toolbus_budget_waits", "How often a less trusted peer waited for its turn in the loop.", waits
         ended = [({"peer": peer}, number) for peer, number in sorted(self._connections.ended.items())]
-        yield "toolbus_connections_ended", "QuietConnections without a session that were ended at a full port.", ended
+        yield "toolbus_connections_ended", "Connections without a session that were ended at a full port.", ended
 
     async def stop(self) -> None:
         """Ends the looks, and the thread that reads declarations."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import principal_of
-from toolbus.bus.catalog.entry import RUN_SOURCES
+from toolbus.bus.catalog.entry import RUN_SOURCES, Trust
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.core import Core, Room
 from toolbus.common.text import list_names, nearest, quote
@@ -247,11 +247,17 @@ class PluginOutputs:
         return source
 
     async def _place_of(self, plugin: str) -> str:
-        """Returns the source that runs the one plugin of a name; of several the one that runs."""
+        """Returns the source that runs the one plugin of a name; of several the one that runs.
+
+        Whoever is trusted less may name its plugins as it likes: that hides none of those that are trusted more.
+        """
         table = await self.plugins()
         rows = [row for row in table["plugins"] if row.get("plugin") == plugin]
         running = [row for row in rows if row.get("state") not in ("ended", "given_up", "disabled")]
         places = list(dict.fromkeys(str(row["source"]) for row in running or rows))
+        trust = self._supervisors()
+        most = max((trust.get(place, Trust.OWN) for place in places), default=Trust.OWN)
+        places = [place for place in places if trust.get(place, Trust.OWN) == most]
         if len(places) == 1:
             return places[0]
         if places:
@@ -262,14 +268,14 @@ class PluginOutputs:
         unanswered = f"; no answer from {list_names(table['errors'])}" if table["errors"] else ""
         raise InvalidRequest(f"no plugin {quote(plugin)} has output here; these have: {known}{unanswered}")
 
-    def _supervisors(self) -> list[str]:
-        """Returns the supervisors that are attached."""
-        sources = (
-            listing.source
+    def _supervisors(self) -> dict[str, Trust]:
+        """Returns the supervisors that are attached, with their trust: those that are trusted most come first."""
+        trust = {
+            listing.source: listing.entry.trust
             for listing in self._registry.listings(None)
             if listing.source.startswith(RUN_SOURCES) and listing.entry.bare_name == "plugins"
-        )
-        return list(dict.fromkeys(sources))[:MAX_SUPERVISORS]
+        }
+        return dict(sorted(trust.items(), key=lambda item: -item[1])[:MAX_SUPERVISORS])
 
     def _own_of(self, source: str) -> OwnOutput | None:
         return next((each for each in self._own() if each.source == source), None)

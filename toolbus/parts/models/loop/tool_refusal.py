@@ -267,7 +267,8 @@ class EndpointRefusals:
 
     def loosen(self, hashes: Iterable[str]) -> None:
         """Stores declarations, by their schema_hash, that the endpoint accepts only if they are loose."""
-        self._loose.update(dict.fromkeys(hashes))
+        for each in hashes:
+            self._loose[each] = None
 
     def relaxed(self, export: Export, writer: ToolWriter, loose: Set[str] = frozenset()) -> Export:
         """Returns an export whose declarations are as the endpoint accepts them.
