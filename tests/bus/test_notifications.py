@@ -14,6 +14,7 @@ import pytest_asyncio
 from tests.faults.raw_peer import RawPeer
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
+from toolbus.bus.access.budgets import LONG_BYTES
 from toolbus.errors import CallFailed
 from toolbus.sdk import Host, NekoPluginBase, Notification, Plugin, SyncHost, lifecycle
 from toolbus.testing import running_bus
@@ -191,7 +192,15 @@ async def test_what_a_message_wants_its_priority_and_its_key_reach_hosts_over_ht
     assert following.got[0].data == streamed["data"]
 
 
-@pytest.mark.parametrize("said", [{"text": "x", "data": {"password": "hunter2"}}, {"text": '{"password": "hunter2"}'}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"text": "x", "data": {"password": "hunter2"}},
+        {"text": '{"password": "hunter2"}'},
+        {"text": "x", "data": {"long": "x" * LONG_BYTES, "password": "hunter2"}},  # searched beside the loop
+    ],
+    ids=["data", "text", "long"],
+)
 async def test_a_notification_of_an_untrusted_source_that_may_hold_a_secret_is_refused(said: dict[str, Any]) -> None:
     async with running_bus(guarded=["rogue"]) as bus, Plugin("rogue", address=bus.grpc_addresses[0]) as plugin:
         with pytest.raises(CallFailed, match="may hold a secret"):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from tests.faults.raw_peer import RawPeer, tool
+from tests.support.waiting import until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.budgets import Declaring
 from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool
@@ -16,10 +20,11 @@ from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.catalog_messages import read_tool
 from toolbus.bus.streams.peer import Peer
-from toolbus.errors import InvalidTool
+from toolbus.errors import Code, InvalidTool
 from toolbus.parts.budgets import declarations
-from toolbus.parts.budgets.declarations import MAX_NODES, PeerBudgets
+from toolbus.parts.budgets.declarations import MAX_NODES, PART_TOOLS, PeerBudgets
 from toolbus.parts.budgets.loop_share import LoopShare
+from toolbus.parts.tripwire import tripwire
 from toolbus.protocol.limits import MIB, Limits
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -208,3 +213,84 @@ async def test_many_tools_are_read_beside_the_loop_which_goes_on_meanwhile() -> 
     assert not await account.declare("x", "x", *(wide(f"a{number}", 300) for number in range(20)))
     beating.cancel()
     assert turns > 10
+
+
+async def test_a_request_is_done_in_parts_and_answered_as_one() -> None:
+    account, sizes = Account(Limits()), list[int]()
+    tools = [*(tool(f"a{number}") for number in range(2 * PART_TOOLS + 1)), tool("a7"), tool("bad name")]
+
+    def work(part: wire.RegisterRequest) -> wire.RegisterResponse:
+        sizes.append(len(part.tools))
+        bad = [wire.RefusedTool(name=each.name) for each in part.tools if " " in each.name]
+        good = [each.name for each in part.tools if " " not in each.name]
+        return wire.RegisterResponse(
+            registered=good, affected_roles=["default"], refused=bad, refused_total=len(bad), ok=not bad
+        )
+
+    request = wire.RegisterRequest(session_id="s", tools=tools)
+    response = await account.budgets.register(Declaring("x", "x", False, request.tools), request, work)
+    assert sizes == [PART_TOOLS, PART_TOOLS, 2]
+    assert list(response.registered) == [each.name for each in tools[:-2]]
+    assert [each.name for each in response.refused] == ["bad name", "a7"]
+    assert "declared twice" in response.refused[1].error
+    assert (response.refused_total, response.ok, list(response.affected_roles)) == (2, False, ["default"])
+    request.all_or_none = True
+    await account.budgets.register(Declaring("x", "x", False, request.tools), request, work)
+    assert sizes[3:] == [len(tools)]
+
+
+async def test_others_have_their_turn_between_the_parts_of_a_request() -> None:
+    account = Account(Limits())
+    request = wire.RegisterRequest(tools=[tool(f"a{number}") for number in range(3 * PART_TOOLS)])
+    seen: list[str] = []
+
+    def work(part: wire.RegisterRequest) -> wire.RegisterResponse:
+        seen.append("part")
+        asyncio.get_running_loop().call_soon(seen.append, "other")
+        return wire.RegisterResponse(ok=True)
+
+    assert (await account.budgets.register(Declaring("x", "x", False, request.tools), request, work)).ok
+    assert seen == 3 * ["part", "other"]
+
+
+async def test_refused_declarations_leave_no_cycles_that_hold_them(bus: Bus) -> None:
+    tools = [wide("fits", 10), *(wide(f"wide{number}", MAX_NODES) for number in range(5)), tool("bad name")]
+    async with RawPeer(await bus.dropin_address()) as peer:
+        attached = await peer.attach("dropin", token="t")
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            await peer.stub.Register(wire.RegisterRequest(session_id=attached.session_id, tools=tools))
+            gc.collect()
+            assert not [each for each in gc.garbage if isinstance(each, InvalidTool | pb.Tool)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+
+
+@pytest.mark.parametrize("said", ["result", "progress"])
+async def test_what_is_long_is_searched_for_secrets_beside_the_loop(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, own, find = set[int](), threading.get_ident(), tripwire._finds_none
+
+    def note(text: str) -> bool:
+        threads.add(threading.get_ident())
+        return find(text)
+
+    monkeypatch.setattr(tripwire, "_finds_none", note)
+    long = json.dumps({f"max_tokens_{number}": number for number in range(1000)})
+    async with running_bus() as bus, RawPeer(await bus.dropin_address()) as peer:
+        await peer.attach("dropin", tool("users"), token="t")
+        for output in (long, long[:-1] + ', "password": "hunter2"}'):
+            calling = asyncio.create_task(bus.call("users"))
+            await until(lambda: peer.calls, "the call")
+            call_id = peer.calls.pop().call_id
+            if said == "progress":
+                await peer.send(progress=[pb.ToolProgress(call_id=call_id, message=output)])
+                await peer.send(results=[pb.ToolResult(call_id=call_id, output_json="1")])
+            else:
+                await peer.send(results=[pb.ToolResult(call_id=call_id, output_json=output)])
+            error = (await within(calling)).error
+            blocked = said == "result" and output is not long
+            assert (error is not None and error.code is Code.SECRET_BLOCKED) is blocked
+        assert own not in threads or said == "progress"
+        assert threads - {own}

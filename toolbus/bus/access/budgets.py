@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from toolbus.bus.access.identity import Principal
+from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 Answer = TypeVar("Answer")
+Registered: TypeAlias = wire.RegisterResponse
+Register = Callable[[wire.RegisterRequest], Registered]
 REFUSED = "refused"  # the account of all whom the bus does not let in
+LONG_BYTES = 8 * 1024  # of texts that may take more than 20 ms to be searched for secrets: beside the loop then
 REFUSAL_SECONDS, REQUEST_SECONDS = 0.0005, 0.001  # of the loop that a refusal and an HTTP request take, about
 
 
@@ -33,6 +38,20 @@ class Budgets:
     async def declare(self, declaring: Declaring, work: Callable[[], Answer]) -> Answer:
         """Does the same where the work reads declared tools; they are read before."""
         return work()
+
+    async def register(self, declaring: Declaring, request: wire.RegisterRequest, work: Register) -> Registered:
+        """Does the same for a request, which may be done in several that have some of its tools each."""
+        return work(request)
+
+    async def beside(self, account: str, work: Callable[[], Answer]) -> Answer:
+        """Does long work for an account that needs nothing of the loop."""
+        return work()
+
+    async def judge(
+        self, principal: Principal, calls: Mapping[str, Any], frame: wire.InvokeRequest, work: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Searches what a message says of some calls for secrets beside the loop; returns work with the verdicts."""
+        return work
 
     async def spend(self, account: str, seconds: float) -> None:
         """Waits for the turn of an account, for work that takes about so long."""

@@ -289,6 +289,8 @@ OUTPUT_SCHEMA = "output_schema"  # `CallError.reason` where an output breaks the
 class SecretCheck(Protocol):
     """Finds secrets in what untrusted sources say."""
 
+    judged: dict[tuple[str, str | bytes], str | None]  # of a tool, a text or result: judged before
+
     def check(self, tool_name: str, output_json: str) -> str | None:
         """Returns why a text is blocked; None where it is not."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
+from toolbus.bus.access.budgets import LONG_BYTES
 from toolbus.bus.access.identity import Principal, principal_of
 from toolbus.bus.core import Core, Room
 from toolbus.bus.storage.store import Kind
@@ -91,7 +93,9 @@ class NotificationsRoom(Room):
         _check_user(principal_of(scope), source, user)
         data_json = "" if data is None else dump_json(data)
         if self.core.catalog.policy.is_untrusted(source):
-            self._check_secrets(source, dump_json([text, data]))  # a text may be JSON too
+            content = dump_json([text, data])  # a text may be JSON too
+            check = partial(self._check_secrets, source, content)
+            await self.core.sessions.presence.budgets.beside(source, check) if len(content) > LONG_BYTES else check()
         hosts = self._board.publish(source, user, text, data_json, time.monotonic())
         self._store_numbers()
         return {"number": self._board.newest, "hosts": hosts}

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -225,8 +225,9 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             work = partial(self._answer, function, request, identity)
             peer = self._presence.sessions.get(getattr(request, "session_id", ""))
             if peer is not None and peer.trust is not Trust.OWN and isinstance(request, wire.RegisterRequest):
-                account = peer.principal.account
-                return await budgets.declare(Declaring(account, peer.source, peer.qualified, request.tools), work)
+                declaring = Declaring(peer.principal.account, peer.source, peer.qualified, request.tools)
+                register = partial(self._answer, self._register, identity=identity)
+                return cast(Response, await budgets.register(declaring, request, register))
             if identity.scopes is not None or self.is_guarded:
                 return await budgets.run(Principal(identity=identity).account or REFUSED, work)
             return work()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-from toolbus.bus.access.budgets import Declaring
+from toolbus.bus.access.budgets import LONG_BYTES, Declaring
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, bad_call_id
@@ -349,7 +349,10 @@ class InvokeStream:
 
     async def take(self, frame: wire.InvokeRequest) -> None:
         """Handles a message of any other peer, within its budgets."""
-        budgets, principal, work = self._presence.budgets, self._peer.principal, partial(self.receive, frame)
+        budgets, principal = self._presence.budgets, self._peer.principal
+        work: Callable[[], None] = partial(self.receive, frame)
+        if (frame.results or frame.progress) and frame.ByteSize() > LONG_BYTES:
+            work = await budgets.judge(principal, self._peer.pending, frame, work)
         if not frame.HasField("attach"):
             while 1 < len(frame.calls) <= MAX_ITEMS and frame.ByteSize() > PIECE_BYTES:
                 piece = _first_calls(frame)

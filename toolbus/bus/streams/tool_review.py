@@ -290,7 +290,8 @@ class ToolReview:
                     what = f"tool {message.name!r} is one too many for its session"
                     raise LimitExceeded("tools", self._limits.tools, what)
             except RequestError as fault:
-                faults.append(fault)
+                if all_or_none:
+                    faults.append(fault)
                 judgement.refused.append(refusal(message, fault))
             else:
                 names.add(counted)

@@ -7,27 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from toolbus.bus.access.budgets import Budgets, Declaring
-from toolbus.bus.catalog.entry import CompiledTool, Entry, memory_of
+from toolbus.bus.access.budgets import Budgets, Declaring, Register, Registered
+from toolbus.bus.access.identity import Principal
+from toolbus.bus.calls.dispatcher import SecretCheck
+from toolbus.bus.catalog.entry import CompiledTool, Entry, declared_twice, memory_of
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.streams.catalog_messages import read_tool
+from toolbus.bus.streams.catalog_messages import MAX_WAITING_SHOWN, read_tool
 from toolbus.common.beside_loop import beside_loop
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
 from toolbus.errors import InvalidTool
 from toolbus.parts.budgets.loop_share import MAX_ACCOUNTS, LoopShare
 from toolbus.protocol.limits import Limits
+from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 Answer = TypeVar("Answer")
 CHUNK_BYTES = 32 * 1024  # of declarations that are read before it is the turn of others
+PART_TOOLS = 100  # of one request that are judged and offered before it is the turn of others: 2 ms
+MAX_REFUSED = 1_000  # of them that an answer shows
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 READ_SHARE, READ_BURST_SECONDS = 0.05, 0.25  # of the time, for the tools of one account; at once, after a rest
 Read = CompiledTool | InvalidTool
@@ -48,10 +55,19 @@ class PeerBudgets(Budgets):
 
     Args:
         share: the loop's.
+        tripwire: returns what finds secrets in results of guarded sources.
     """
 
-    def __init__(self, registry: Registry, policy: Policy, limits: Limits, share: LoopShare) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        policy: Policy,
+        limits: Limits,
+        share: LoopShare,
+        tripwire: Callable[[], SecretCheck | None] = lambda: None,
+    ) -> None:
         self.share = share
+        self._tripwire = tripwire
         self._registry, self._policy, self._limits = registry, policy, limits
         # The validator is native code, in which the thread gives the interpreter to nobody: 20 ms at most.
         nodes, patterns = min(limits.schema_nodes, MAX_NODES), min(limits.pattern_cost, MAX_PATTERN_COST)
@@ -71,6 +87,59 @@ class PeerBudgets(Budgets):
         """Works for an account when it is its turn."""
         return await self.share.run(account, work)
 
+    async def beside(self, account: str, work: Callable[[], Answer]) -> Answer:
+        """Does long work on the thread, when it is the turn of an account."""
+        return (await self._timed(account, work))[0]
+
+    async def _timed(self, account: str, work: Callable[[], Answer]) -> tuple[Answer, float]:
+        """Does the same, and returns how long it took."""
+        seconds = 0.0
+
+        def run() -> Answer:
+            nonlocal seconds
+            began = time.thread_time()
+            try:
+                with beside_loop():
+                    return work()
+            finally:
+                seconds = time.thread_time() - began
+
+        await self.share.turn(account)
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(self._thread, run)
+        finally:
+            self.share.spent(seconds)
+        return answer, seconds
+
+    async def judge(
+        self, principal: Principal, calls: Mapping[str, Any], frame: wire.InvokeRequest, work: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Searches results and progress of a guarded source for secrets on the thread."""
+        tripwire = self._tripwire()
+        if tripwire is None or not self._policy.is_untrusted(principal.source):
+            return work
+
+        def search() -> dict[tuple[str, str | bytes], str | None]:
+            found: dict[tuple[str, str | bytes], str | None] = {}
+            for result in frame.results:
+                if call := calls.get(result.call_id):
+                    found[call.entry.name, result.SerializeToString()] = tripwire.check_result(call.entry.name, result)
+            for progress in frame.progress:
+                if call := calls.get(progress.call_id):
+                    found[call.entry.name, progress.message] = tripwire.check(call.entry.name, progress.message)
+            return found
+
+        verdicts = await self.beside(principal.account, search)
+
+        def judged() -> None:
+            tripwire.judged = verdicts
+            try:
+                work()
+            finally:
+                tripwire.judged = {}
+
+        return judged
+
     async def spend(self, account: str, seconds: float) -> None:
         """Waits for the turn of an account, for work that takes about so long."""
         await self.share.turn(account)
@@ -80,32 +149,48 @@ class PeerBudgets(Budgets):
         """Reads declared tools on a thread, then works."""
         if not declaring.tools:
             return await self.run(declaring.account, work)
-        async with self._declaring.setdefault(declaring.account, asyncio.Lock()):  # so that no two use the same room
-            return await self._declare(declaring, work)
+        async with self._reading(declaring) as judge:
+            answer: Answer = await judge(work)
+            return answer
 
-    async def _declare(self, declaring: Declaring, work: Callable[[], Answer]) -> Answer:
+    async def register(self, declaring: Declaring, request: wire.RegisterRequest, work: Register) -> Registered:
+        """Does the same, a few tools at a time where each is judged on its own."""
+        parts, again = [request], list[wire.RefusedTool]()
+        if len(request.tools) > PART_TOOLS and not request.all_or_none:
+            parts, again = await self.beside(declaring.account, partial(_parts, request))
+        async with self._reading(declaring) as judge:
+            responses = [await judge(partial(work, part)) for part in parts]
+        return _joined(responses, again)
+
+    @asynccontextmanager
+    async def _reading(self, declaring: Declaring) -> AsyncIterator[Callable[[Callable[[], Any]], Awaitable[Any]]]:
+        """Reads declared tools on the thread; yields what works for their account as soon as it is its turn."""
+        account = declaring.account
+        async with self._declaring.setdefault(account, asyncio.Lock()):  # so that no two use the same room
+            read = await self._read_beside(declaring)
+
+            def judge(work: Callable[[], Any]) -> Any:
+                self._read = read
+                try:
+                    return work()
+                finally:
+                    self._read = {}
+
+            self._sources.setdefault(account, set()).add(declaring.source)
+            yield lambda work: self.run(account, partial(judge, work))
+            await self.run(account, partial(self._sum, account))
+
+    async def _read_beside(self, declaring: Declaring) -> dict[bytes, Read]:
         read: dict[bytes, Read] = {}
-        room = self._room(declaring)
+        room = await self.run(declaring.account, partial(self._room, declaring))
         for chunk in _chunks(declaring.tools):
             await self._rest(declaring.account)
-            await self.share.turn(declaring.account)
-            loop = asyncio.get_running_loop()
-            items, seconds = await loop.run_in_executor(self._thread, self._read_all, declaring, chunk, room)
+            reading = partial(self._read_all, declaring, chunk, room)
+            items, seconds = await self._timed(declaring.account, reading)
             read.update(items)
-            self.share.spent(seconds)
             rested = time.monotonic() - READ_BURST_SECONDS / READ_SHARE
             self._due[declaring.account] = max(self._due.get(declaring.account, 0.0), rested) + seconds / READ_SHARE
-
-        def judge() -> Answer:
-            self._read = read
-            try:
-                return work()
-            finally:
-                self._read = {}
-                self._sum(declaring.account)
-
-        self._sources.setdefault(declaring.account, set()).add(declaring.source)
-        return await self.run(declaring.account, judge)
+        return read
 
     async def _rest(self, account: str) -> None:
         """Waits until an account may have tools read again."""
@@ -152,15 +237,9 @@ class PeerBudgets(Budgets):
             del self._held[account]
         return held
 
-    def _read_all(
-        self, declaring: Declaring, messages: list[pb.Tool], room: dict[str, int]
-    ) -> tuple[dict[bytes, Read], float]:
-        """Reads tools as far as there is room for them; on the thread. Returns them, and how long that took."""
-        began, read = time.thread_time(), dict[bytes, Read]()
-        with beside_loop():
-            for message in messages:
-                read[message.SerializeToString()] = self._read_one(declaring, message, room)
-        return read, time.thread_time() - began
+    def _read_all(self, declaring: Declaring, messages: list[pb.Tool], room: dict[str, int]) -> dict[bytes, Read]:
+        """Reads tools as far as there is room for them; on the thread."""
+        return {message.SerializeToString(): self._read_one(declaring, message, room) for message in messages}
 
     def _read_one(self, declaring: Declaring, message: pb.Tool, room: dict[str, int]) -> Read:
         trusted = not self._policy.is_untrusted(declaring.source)
@@ -170,13 +249,45 @@ class PeerBudgets(Budgets):
                 tool = read_tool(message, self._schemas, qualified=declaring.qualified, hints_trusted=trusted)
                 size = memory_of(tool.tool, tool.compile_cost)
         except InvalidTool as fault:
-            return fault
+            return InvalidTool(fault.faults)  # without its frames, whose variables hold all that was declared
         for limit, left in room.items():
             if size > left:
                 return no_room(message.name, declaring.account, limit, getattr(self._limits, limit))
         for limit in room:
             room[limit] -= size
         return tool
+
+
+def _parts(request: wire.RegisterRequest) -> tuple[list[wire.RegisterRequest], list[wire.RefusedTool]]:
+    """Returns requests with some tools of one each, and refusals of tools that it has twice: only the first counts."""
+    first: dict[tuple[str, str], pb.Tool] = {}
+    again = [tool for tool in request.tools if first.setdefault((tool.name, tool.role), tool) is not tool]
+    tools = list(first.values())
+    parts = [
+        wire.RegisterRequest(
+            session_id=request.session_id, source=request.source, tools=tools[start : start + PART_TOOLS]
+        )
+        for start in range(0, len(tools) or 1, PART_TOOLS)
+    ]
+    refused = [wire.RefusedTool(name=each.name, role=each.role, error=str(declared_twice(each.name))) for each in again]
+    return parts, refused
+
+
+def _joined(responses: Sequence[Registered], again: Sequence[wire.RefusedTool]) -> Registered:
+    """Returns one response for the parts of a request."""
+    if len(responses) == 1 and not again:
+        return responses[0]
+    joined = wire.RegisterResponse(ok=not again and all(each.ok for each in responses))
+    for each in responses:
+        joined.registered.extend(each.registered)
+        joined.failed_roles.extend(each.failed_roles)
+        joined.waiting.extend(each.waiting[: max(0, MAX_WAITING_SHOWN - len(joined.waiting))])
+        joined.refused.extend(each.refused[: max(0, MAX_REFUSED - len(joined.refused))])
+        joined.refused_total += each.refused_total
+    joined.affected_roles.extend(dict.fromkeys(role for each in responses for role in each.affected_roles))
+    joined.refused.extend(again[: max(0, MAX_REFUSED - len(joined.refused))])
+    joined.refused_total += len(again)
+    return joined
 
 
 def _chunks(messages: Iterable[pb.Tool]) -> Iterator[list[pb.Tool]]:

@@ -23,9 +23,9 @@ class BudgetsRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         presence = core.sessions.presence
-        self.budgets = PeerBudgets(
-            core.catalog.registry, core.catalog.policy, core.config.limits, LoopShare(self._own_calls)
-        )
+        catalog, limits, share = core.catalog, core.config.limits, LoopShare(self._own_calls)
+        dispatcher = core.calls.dispatcher
+        self.budgets = PeerBudgets(catalog.registry, catalog.policy, limits, share, lambda: dispatcher.tripwire)
         presence.budgets = self.budgets
         presence.review.read = self.budgets.read
         timings = core.program.timings

@@ -5,8 +5,8 @@ judged by their names, never by their values. The text is read as it is, without
 passed on: a parser keeps one of two fields with the same name, and refuses text that is truncated, too deep or has NaN.
 
 Most results are harmless, and one search tells: `_FINDS_NONE` accepts texts in which no field can be named so. It takes
-less than 1 µs for a small result and a few ms for 4 MB; the rest is read field by field, up to a bound: the bus answers
-no other caller meanwhile, so a result that takes longer to judge is blocked.
+less than 1 µs for a small result and a few ms for 4 MB; the rest is read field by field, up to a bound: a result that
+takes longer to judge is blocked. What is long in messages of sessions is judged on a thread, beside the loop.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class Tripwire:
         if preset not in get_args(Preset):
             raise InvalidRequest(f"tripwire preset {preset!r:.80} does not exist: use {' or '.join(get_args(Preset))}")
         self.preset = preset
+        self.judged: dict[tuple[str, str | bytes], str | None] = {}  # see `SecretCheck`; empty but for long messages
         self._allow = {tool: _names(tool, names) for tool, names in (allow or {}).items()}
         self._is_secret = _is_secret_by_default if preset == "default" else _is_secret_for_synchronet
 
@@ -132,10 +133,14 @@ class Tripwire:
 
         Accepts any text, JSON or not. The error text holds names of fields, never values.
         """
+        if (tool_name, output_json) in self.judged:
+            return self.judged[tool_name, output_json]
         return None if _finds_none(output_json) else self._refusal(tool_name, output_json, _Effort())
 
     def check_result(self, tool_name: str, result: pb.ToolResult) -> str | None:
         """Does the same as `check` for all that is read of a result: output, parts of text, questions, the error."""
+        if self.judged and (key := (tool_name, result.SerializeToString())) in self.judged:
+            return self.judged[key]
         refusal = self.check(tool_name, result.output_json)
         if refusal is not None or not (result.content or result.HasField("error") or result.input_requests_json):
             return refusal
