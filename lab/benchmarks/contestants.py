@@ -174,6 +174,7 @@ SDK = by_name(
     *(_on_a_bus(f"both_{kind}", (_HOST, "tasks"), _plugin(kind)) for kind in ("plain", "async")),
     *(_on_a_bus(f"lane_{kind}", (_HOST, "tasks+lane"), _plugin(f"{kind}+lane")) for kind in ("plain", "async")),
     IN_PROCESS,
+    BUS["nats"],
 )
 
 

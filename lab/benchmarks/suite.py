@@ -162,8 +162,8 @@ SUITES = {
             name="sdk",
             contestants=contestants.SDK,
             ratios=(
-                *((name, "bare") for name in contestants.SDK if name != "bare"),
-                *((f"lane_{kind}", f"both_{kind}") for kind in ("plain", "async")),
+                *((name, "bare") for name in contestants.SDK if name not in ("bare", "nats")),
+                *((f"lane_{kind}", other) for kind in ("plain", "async") for other in (f"both_{kind}", "nats")),
             ),
             in_flight=(1, 64, 512),
             charged="the bus",

@@ -160,6 +160,21 @@ def test_frames_stay_below_any_limit_that_each_item_fits(limit: int, sizes: list
     assert all(1 <= len(frame.calls) <= FRAME_ITEMS and frame.ByteSize() <= limit for frame in taken)
 
 
+@pytest.mark.parametrize("takes", [True, False])
+def test_an_early_writer_may_take_each_complete_frame_before_the_next_is_opened(takes: bool) -> None:
+    session = bus_side()
+    outbox, taken = session.outbox, list[wire.InvokeResponse]()
+    outbox.write_early(8, lambda: taken.extend(frames(outbox) if takes else []))
+    session.open(256, 4 * MIB)
+    for number in range(30):
+        put(outbox, 100, str(number))
+    assert [len(frame.calls) for frame in taken] == ([8, 8, 8] if takes else [])
+    assert outbox.opened - outbox.taken == (1 if takes else 4)
+    taken += frames(outbox)
+    assert [call.call_id for frame in taken for call in frame.calls] == [str(number) for number in range(30)]
+    assert (bool(outbox), outbox.backlog) == (False, 0)
+
+
 def test_the_writer_is_woken_once_for_what_waits_and_never_waits_to_fill_a_frame() -> None:
     outbox = live().outbox
     woken: list[int] = []

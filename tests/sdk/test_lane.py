@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +19,8 @@ from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.bus.config import Config
 from toolbus.errors import PeerLost, RequestError, SetupError
-from toolbus.protocol.lane import HEADER, FrameKind, lane_names
+from toolbus.protocol.lane import HEADER, MESSAGE_ITEMS, FrameKind, lane_names
+from toolbus.protocol.session import Outbox
 from toolbus.sdk import Host, Plugin
 from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import TIMINGS
@@ -293,6 +295,29 @@ async def test_a_bus_that_does_not_read_holds_up_only_what_is_sent_to_it() -> No
         results = await asyncio.wait_for(asyncio.gather(*calls), WAIT_SECONDS)
         assert all(result.error is not None for result in results)
         reads.set()
+
+
+async def test_a_full_message_is_written_before_the_loop_has_its_next_turn() -> None:
+    ours, other = socket.socketpair()
+    with other:
+        ours.setblocking(False)
+        outbox = Outbox(wire.InvokeRequest)
+        lane = LaneTransport(ours, BusAddress.parse("127.0.0.1:1"), outbox, asyncio.get_running_loop())
+        ended = asyncio.create_task(lane.ended())
+        await until(lambda: lane.may_write, "the connection")
+        other.recv(1 << 16)  # the opening
+        for _ in range(2 * MESSAGE_ITEMS + 1):
+            outbox.room(10).calls.add(call_id="x")
+        read, counts = other.recv(1 << 16), list[int]()
+        while read:
+            size, _kind = HEADER.unpack_from(read)
+            begin, end = HEADER.size, HEADER.size + size
+            counts.append(len(wire.InvokeRequest.FromString(read[begin:end]).calls))
+            read = read[end:]
+        assert counts == [MESSAGE_ITEMS, MESSAGE_ITEMS]
+        await lane.close()
+        await ended
+        await until(lambda: not lane.may_write, "the end of the connection")
 
 
 async def test_a_unary_rpc_ends_with_its_peer() -> None:

@@ -105,7 +105,7 @@ class Outbox(Generic[Frame]):
     when it is opened and goes to the writer when it is taken: a call in frame n has reached the writer's write once
     ``taken >= n``.
 
-    An item takes as much of a frame's bytes as it has, and at least the share of one in ``FRAME_ITEMS``; so one
+    An item takes as much of a frame's bytes as it has, and at least the share of one in ``frame_items``; so one
     number, ``space``, bounds both. The hot path of calls and results does without ``room``: it takes ``least`` from
     ``space`` and builds with ``add_call`` and ``add_result``, whose lookups would cost more than the item.
     """
@@ -118,6 +118,8 @@ class Outbox(Generic[Frame]):
         "add_result",
         "flooded",
         "frame_bytes",
+        "frame_items",
+        "full",
         "held",
         "least",
         "max_bytes",
@@ -133,6 +135,7 @@ class Outbox(Generic[Frame]):
         self._frames: deque[tuple[Frame, int]] = deque()  # (frame, its bytes once sealed); the last may be open
         self._sealed_bytes = 0  # bytes in all frames but the open one
         self.space = -1  # what the open frame still takes; negative: the next item opens another
+        self.frame_items = FRAME_ITEMS
         self.frame_bytes = FRAME_BYTES  # lowered where the peer takes only smaller messages
         self.least = FRAME_BYTES // FRAME_ITEMS  # what the smallest item takes
         self.opened = 0  # number of the newest frame
@@ -143,6 +146,7 @@ class Outbox(Generic[Frame]):
         self.max_bytes = 64 * MIB  # what may wait for a peer that reads slowly
         self.pool = Pool(256 * MIB)  # shared with the other outboxes of a bus
         self.wake: Callable[[], None] = _ignore  # tells the writer that the first frame was opened
+        self.full: Callable[[], None] = _ignore  # tells it that all frames are complete: it may take them at once
         self.flooded: Callable[[], None] = _ignore  # reports that more waits than the limit
 
     def __repr__(self) -> str:
@@ -161,13 +165,18 @@ class Outbox(Generic[Frame]):
         """Bytes in all frames not yet taken; looks at all that is in the open one."""
         return self._sealed_bytes + (self._frames[-1][0].ByteSize() if self._frames else 0)
 
+    def write_early(self, items: int, full: Callable[[], None]) -> None:
+        """Makes frames of fewer items and bytes, and lets the writer take each before the next is opened."""
+        self.frame_items, self.full = items, full
+        self.frame_bytes = FRAME_BYTES * items // FRAME_ITEMS
+
     def limit_frames(self, largest: int) -> None:
         """Limits frames to the size that the peer can receive.
 
         Callers count the characters of an item, which take up to four bytes each.
         """
-        self.frame_bytes = min(FRAME_BYTES, largest // 4)
-        self.least = self.frame_bytes // FRAME_ITEMS
+        self.frame_bytes = min(self.frame_bytes, largest // 4)
+        self.least = self.frame_bytes // self.frame_items
 
     def room(self, size: int) -> Frame:
         """Returns the frame to which the caller now adds one item of about ``size`` bytes."""
@@ -191,6 +200,8 @@ class Outbox(Generic[Frame]):
 
     def open(self) -> None:
         """Opens another frame; the one before is complete."""
+        if self._frames:
+            self.full()
         if self._frames:
             last, _ = self._frames[-1]
             size = last.ByteSize()

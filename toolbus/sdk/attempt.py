@@ -194,7 +194,8 @@ class Attempt:
             if timer is not None:
                 timer.cancel()
         await self.transport.close()
-        self.session.outbox.wake = lambda: None  # else they refer to each other
+        outbox = self.session.outbox
+        outbox.wake = outbox.full = lambda: None  # else they refer to each other
 
     def half_close_if_idle(self) -> None:
         """Half-closes if no call is pending or in flight; for a session that the bus drains."""

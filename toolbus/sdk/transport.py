@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 
 from toolbus.common.local_users import unmapped_uid
-from toolbus.protocol.lane import FrameKind, LaneConnection, lane_names, program_of
+from toolbus.protocol.lane import MESSAGE_ITEMS, FrameKind, LaneConnection, lane_names, program_of
 from toolbus.protocol.session import Outbox
 from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import MESSAGE_BYTES
@@ -218,6 +218,7 @@ class LaneTransport(_LaneCall):
         self._half_closed = False
         self._receive: Receive | None = None  # None before the start
         self._unary: set[_LaneUnary] = set()  # those that run now
+        outbox.write_early(MESSAGE_ITEMS, self._write_complete)
 
     def start(self, receive: Receive) -> None:
         """Sets who takes the messages; `ended` connects."""
@@ -234,15 +235,14 @@ class LaneTransport(_LaneCall):
 
     def write_waiting(self) -> None:
         """Writes the messages of the outbox, and the half-close behind them."""
-        while self.may_write:
-            frame = self._outbox.take()
-            if frame is not None:
-                self.write(FrameKind.MESSAGE, frame.SerializeToString())
-                continue
-            if self._closing and not self._half_closed:
-                self._half_closed = True
-                self.write(FrameKind.HALF_CLOSE)
-            return
+        self._write_complete()
+        if self.may_write and self._closing and not self._half_closed:
+            self._half_closed = True
+            self.write(FrameKind.HALF_CLOSE)
+
+    def _write_complete(self) -> None:
+        while self.may_write and (frame := self._outbox.take()) is not None:
+            self.write(FrameKind.MESSAGE, frame.SerializeToString())
 
     def half_close(self) -> None:
         """Ends this end's direction once everything is written."""

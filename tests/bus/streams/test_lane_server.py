@@ -24,7 +24,7 @@ from toolbus.bus.config import Config
 from toolbus.bus.streams.lane_server import LaneServer
 from toolbus.bus.streams.listeners import scopes_sockets
 from toolbus.functions.tool_spec import llm_tool, spec_of
-from toolbus.protocol.lane import HEADER, FrameKind, lane_names
+from toolbus.protocol.lane import HEADER, MESSAGE_ITEMS, FrameKind, lane_names
 from toolbus.protocol.limits import Limits, Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -103,6 +103,28 @@ async def test_a_session_runs_over_the_lane_and_says_so_to_operators() -> None:
         sent = (await peer.response()).calls[0]
         peer.message(results=[pb.ToolResult(call_id=sent.call_id, output_json=sent.arguments_json)])
         assert (await call).output == {"a": 1}
+
+
+async def test_results_reach_a_caller_in_messages_that_it_can_begin_with_early() -> None:
+    async with bus_with() as bus, peer_of(bus) as plugin, peer_of(bus) as host:
+        plugin.attach("raw", "echo")
+        await plugin.attached()
+        host.attach("host", max_in_flight=0)
+        await host.attached()
+        calls = [pb.ToolCall(call_id=str(each), name="echo", arguments_json="{}") for each in range(100)]
+        host.message(calls=calls)
+        counts, answers = list[int](), list[pb.ToolResult]()
+        while len(answers) < len(calls):
+            if received := (await plugin.response()).calls:
+                counts.append(len(received))
+                answers += [pb.ToolResult(call_id=call.call_id, output_json="1") for call in received]
+        plugin.message(results=answers)
+        back = list[str]()
+        while len(back) < len(calls):
+            if results := (await host.response()).results:
+                counts.append(len(results))
+                back += [result.call_id for result in results]
+        assert (sorted(back, key=int), max(counts)) == ([call.call_id for call in calls], MESSAGE_ITEMS)
 
 
 async def test_a_half_close_ends_the_session_in_good_order_and_a_cut_breaks_it(

@@ -421,6 +421,14 @@ class InvokeStream:
         traffic.items_out += len(frame.calls) + len(frame.results)
         return frame
 
+    def next_complete(self) -> wire.InvokeResponse | None:
+        """Returns the next message while the outbox has only complete ones (`Outbox.full`)."""
+        return self.next_frame() if self._peer.outbox else None
+
+    def write_early(self, items: int, full: Callable[[], None]) -> None:
+        """Has messages of so many items, which the carrier takes by `next_complete` when it calls ``full``."""
+        self._peer.outbox.write_early(items, full)
+
     def drop(self) -> None:
         """Drops what still waits; for the end of its carrier."""
         self._opening.cancel()

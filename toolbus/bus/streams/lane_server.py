@@ -18,7 +18,7 @@ from toolbus.bus.streams.grpc_server import ToolBusService
 from toolbus.bus.streams.invoke_stream import InvokeStream
 from toolbus.common.text import quote
 from toolbus.errors import NotOffered, NotPermitted, ToolBusError, grpc_status, status_text
-from toolbus.protocol.lane import FrameKind, LaneConnection, lane_names, program_of
+from toolbus.protocol.lane import MESSAGE_ITEMS, FrameKind, LaneConnection, lane_names, program_of
 from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -138,6 +138,7 @@ class _BusConnection(LaneConnection):
                 raise NotPermitted(refusal)
             if method == "Invoke":
                 self._stream = self._server.service.open_stream(self, LOCAL, self._address)
+                self._stream.write_early(MESSAGE_ITEMS, self._write_complete)
             elif method not in self._server.service.unary:
                 raise NotOffered(
                     f"the lane has no RPC {quote(method)}: choose Invoke, Register, Unregister, Clear or List"
@@ -169,6 +170,11 @@ class _BusConnection(LaneConnection):
             self.write(FrameKind.MESSAGE, frame.SerializeToString())
         if stream is not None and stream.ended is not None and (self.may_write or stream.ended[0] != "OK"):
             self._end(*stream.ended)
+
+    def _write_complete(self) -> None:
+        stream = self._stream
+        while stream is not None and self.may_write and (frame := stream.next_complete()) is not None:
+            self.write(FrameKind.MESSAGE, frame.SerializeToString())
 
     def refuse(self, status: str, text: str) -> None:
         """Ends the RPC with a status: the peer broke a rule of the frames."""
