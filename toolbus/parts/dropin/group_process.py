@@ -5,8 +5,9 @@ The files of a group are all Python or all JavaScript; those in JavaScript have 
 It reads its `ProcessPlan` from standard input, enters the sandbox, loads the files and offers their tools until it is
 stopped. It reports on a pipe, one line of JSON for each event: ``loading`` with the name of each file, a
 ``problem`` each, a ``tool`` each with its file, then ``loaded`` with what it offers and the protection, then
-``attached``. If a file takes too long to load, the last lines are not JSON: `faulthandler` ends the process and prints
-where it was, since the file may hang in code that runs no Python. The token of its source is in the plan only.
+``attached``, and ``scope_ended`` if scripts ended their scope. If a file takes too long to load, the last lines are not
+JSON: `faulthandler` ends the process and prints where it was, since the file may hang in code that runs no Python. The
+token of its source is in the plan only.
 
 Tools that the bus refuses are a ``problem`` each, and the others are offered. If it refuses all of them, or the source
 lacks the permission to offer any, the process reports ``denied`` and stays; then ``attached`` follows once the
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMES = 20  # of tools in a report: it is a line that fits into a pipe
 _HEARTBEAT = b'{"event": "heartbeat", "text": ""}\n'
-_LAST_SECONDS = 0.5  # for the results of calls that failed with the scope of the scripts; less than RESTART_SECONDS
+_KERNEL_LIMIT = 10  # of processor time, for scripts, as a multiple of their own
 _RETRY_SECONDS = 10.0  # between attempts while the source is bound to another token, for a grace period for example
 
 
@@ -210,7 +211,9 @@ class _GroupRunner:
         # Half of the memory and a third of the time: the rest is for texts on their way, and for what cannot be stopped
         # inside of the engine, which ends the process.
         seconds = grants.cpu_seconds_per_call / 3
-        limits = EngineLimits(grants.memory_bytes // 2, turn_seconds=seconds, load_seconds=seconds)
+        limits = EngineLimits(grants.memory_bytes // 2, seconds, seconds, grants.cpu_seconds_per_call)
+        # The engine holds the limit of a call, and says so; the kernel's would end all calls.
+        self._protection.cpu.seconds *= _KERNEL_LIMIT
         return ScriptGroup(
             Path(plan.folder),
             files,
@@ -225,11 +228,14 @@ class _GroupRunner:
         )
 
     def _scripts_ended(self, reason: str) -> None:
-        """Ends the process, which is started again with a new scope, once the failed calls are answered."""
+        """Reports that another process has to take the place of this one; until then it refuses calls as not begun.
+
+        It cannot end by itself: of calls that were sent to a process that ends nobody knows whether they ran.
+        """
+        self._report("scope_ended", reason)
+        if self._plugin is None:  # a file that is loaded ended it
+            os._exit(1)
         print(f"{', '.join(self._plan.offering)}: {reason}; they are started again", file=sys.stderr)
-        timer = threading.Timer(_LAST_SECONDS, os._exit, (1,))
-        timer.daemon = True
-        timer.start()
 
     def _make_plugin(self, loaded: Loaded) -> Plugin:
         from toolbus.sdk import Plugin

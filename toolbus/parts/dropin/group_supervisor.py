@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,6 +63,7 @@ class Source:
         self.process: GroupProcess | None = None  # whose tools are offered, or should be; None before the first
         self.failed = False  # the newest process could not be started
         self.fault = ""  # why, for operators; empty if nothing is wrong
+        self.scope_ends: deque[float] = deque(maxlen=_MAX_SCOPE_ENDS)  # when scripts ended their scope, the newest last
 
     def set_plan(self, plan: SourcePlan | None) -> None:
         if plan is None or plan != self.plan:
@@ -84,11 +85,13 @@ class GroupProcess:
     Attributes:
         name: in reports.
         plan: what it was started for.
-        skipped: files that it does not load, since they took too long before, each with the reason.
+        skipped: files that it does not load, since they took too long or ended their scope, each with the reason.
         tools: names that its files registered, each with its file, whether or not they are offered.
         loading_file: the file that it loads now; empty if it loads none.
         timed_out_file: the file that took too long to load and so ended the process; empty if none did.
         timed_out_line: where in that file it was; empty if that is not known.
+        ended_scope: the file that ended the scope while it was loaded, with the reason; empty if none did.
+        has_scope: False: scripts have ended their scope, so it refuses all calls until another process is there.
         last_report: when it last reported anything, by the loop's time; None while no process runs.
         has_heartbeat: whether it sends heartbeats; it does not while it loads.
         offers: what it offers, as a text for people; empty until its files are loaded.
@@ -104,12 +107,19 @@ class GroupProcess:
     loading_file: str = ""
     timed_out_file: str = ""
     timed_out_line: str = ""
+    ended_scope: dict[str, str] = field(default_factory=dict)
+    has_scope: bool = True
     last_report: float | None = None
     has_heartbeat: bool = False
     offers: str = ""
     attached: bool = False
     ended: bool = False
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it answers calls, or will once it has been restarted."""
+        return self.has_scope and not self.ended
 
 
 # The manifest itself is valid then. These facts may change without it.
@@ -189,6 +199,7 @@ def _exists(path: Path) -> bool:
 
 FOLDER_NAME = "tools"  # of the folder itself, in reports
 _MAX_BUS_TEXT = 2_000  # characters of the bus's own error text in a report
+_MAX_SCOPE_ENDS = 8  # of a source that count towards the next backoff
 _MAX_TOOLS = 10_000  # names that are stored for one process: its tools can write into its reports
 _FILE_TIMEOUT = "Timeout ("  # how faulthandler begins the traceback of the process that it ends
 
@@ -241,6 +252,7 @@ class GroupSupervisor:
         self._environment = environment
         self._emit = emit
         self._changed = changed
+        self._restarts = restarts or RestartPolicy()
         self._supervisor = Supervisor(self._take_report, restarts=restarts, stop_seconds=stop_seconds, stays=True)
         # No other program can attach as these sources while they run, and no source as another one: see `token_of`.
         self._secret = environment.get("TOOLBUS_TOKEN") or secrets.token_hex(16)
@@ -447,11 +459,20 @@ class GroupSupervisor:
                 self.log(f"{process.name} waits, since the bus does not accept its tools: {reason}")
             case "heartbeat":
                 process.has_heartbeat = True
+            case "scope_ended" if process.loading_file:
+                reason = f"is not loaded, since {shorten(text, _MAX_BUS_TEXT)}"
+                process.ended_scope = {process.loading_file: reason}
+            case "scope_ended" if process.name in self._processes and process.has_scope:
+                process.has_scope = False
+                loop, ends = asyncio.get_running_loop(), process.source.scope_ends
+                ends.append(loop.time())
+                recent = sum(ends[-1] - end < self._restarts.window_seconds for end in ends) - 1
+                loop.call_later(recent and self._restarts.backoff(recent), process.source.plan_changed.set)
 
     def _faulty_files(self, process: GroupProcess) -> dict[str, str]:
         """Returns the files without which a process has to be started again, each with the reason."""
         if not process.timed_out_file:
-            return {}
+            return process.ended_scope
         line = f" ({process.timed_out_line})" if process.timed_out_line else ""
         reason = (
             f"takes longer than {self.timings.file_seconds:g} s to load: move slow work into the first call of the "

@@ -38,7 +38,7 @@ from toolbus.sdk.lent_model import MAX_TOKENS
 
 log = logging.getLogger("toolbus.dropin.script_group")
 
-RESTART_SECONDS = 1.0  # until the process that ended scopes run in is surely gone, for calls that come meanwhile
+RESTART_SECONDS = 0.5  # until another process has probably taken the place of one whose scope has ended
 _LOAD_SECONDS = 15.0  # for what a module waits for at its top level
 _MAX_REQUESTS = 8  # of an extension that are answered at once; others wait
 _MAX_LOGGED = 4000  # characters of one line of a script's log

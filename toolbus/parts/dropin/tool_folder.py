@@ -441,7 +441,7 @@ class ToolFolder:
         while (plan := source.plan) is not None:
             source.plan_changed.clear()
             current = source.process
-            if plan.bus and (current is None or current.ended or current.plan != plan):
+            if plan.bus and (current is None or not current.runs or current.plan != plan):
                 await self._replace_process(source, await self.processes.start(source, plan))
             else:
                 source.failed, source.fault = False, ""  # the change that failed was undone
@@ -462,7 +462,7 @@ class ToolFolder:
             self.processes.refuse_slow(process)
         if not process.attached:
             self.processes.end(process)
-            if before is not None and process.plan.keeps(before.plan):
+            if before is not None and before.runs and process.plan.keeps(before.plan):
                 self.processes.log(f"{process.name} does not replace {before.name}, which keeps running")
                 return
         source.process = process

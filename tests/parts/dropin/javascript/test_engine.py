@@ -213,6 +213,27 @@ def monotonic() -> Callable[[], float]:
     return time.monotonic
 
 
+def test_what_a_timer_throws_is_the_error_of_the_call_that_set_it(scope: Scope) -> None:
+    late = "setTimeout(() => setTimeout(() => { throw new Error('late') }, 1), 1)"
+    scope.tool(f"return new Promise(done => {{ globalThis.done = done; if (args) {late} }})")
+    other = scope.engine.request("call", {"name": "t", "args": 0, "env": {}})
+    with pytest.raises(ScriptError, match="Error: late"):
+        scope.call(1)
+    assert not other.done()
+
+
+def test_a_timer_that_computes_too_much_in_all_is_stopped_and_its_call_fails() -> None:
+    scope = Scope(EngineLimits(turn_seconds=SECONDS, call_seconds=0.2))
+    scope.tool("if (args) setInterval(() => { for (let i = 0; i < 1e5; i++); }, 1); return new Promise(() => {})")
+    waiting = scope.engine.request("call", {"name": "t", "args": 0, "env": {}})
+    with pytest.raises(ScriptError, match=r"computed for more than 0\.2 s in all, so it was stopped"):
+        scope.call(1)
+    scope.load("setInterval(() => { for (let i = 0; i < 1e5; i++); }, 1)")
+    assert "computed for more than 0.2 s in all" in scope.next_line()
+    assert not waiting.done()
+    scope.engine.close()
+
+
 def test_a_timer_without_end_is_stopped_and_reported(scope: Scope) -> None:
     scope.load("setInterval(() => { while (true) {} }, 1)")
     assert "was interrupted" in scope.next_line()

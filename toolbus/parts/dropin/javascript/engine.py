@@ -5,7 +5,7 @@ reached from JavaScript. QuickJS itself brings no files, no network and no proce
 
 A *turn* is what one message leads to, with the jobs that it starts. It may compute for a limited time; then it is
 interrupted, and the scope goes on with the next message. What cannot be stopped that way (a flood of jobs, a heap that
-stays full) ends the engine.
+stays full) ends the engine. The turns of its timers and answers count for a call too, and are limited together.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _THREAD_STACK_BYTES = 8 * MIB  # outside of one, where the default of a C librar
 _MAX_INTERRUPTED = 3  # jobs of one turn that may be interrupted, before the turn counts as one without end
 _DRAIN_SECONDS = 5.0  # for turning what a turn has left into text
 _WATCH_SECONDS = 0.25  # between two looks at a turn that runs
+_QUESTIONS, _ANSWERS = ("ask", "call"), ("answered", "called")  # of scripts, and of this process; each has a number
+_IDLE_SECONDS = 60.0  # how often what no call waits for gets its processor time anew
 _FULL = 0.9  # of the heap: with less than this share in use after a collection, a script that ran out of memory goes on
 
 
@@ -78,11 +80,13 @@ class EngineLimits:
         heap_bytes: memory of JavaScript.
         turn_seconds: processor time of one turn, so between two `await`s that wait for something.
         load_seconds: the same, for loading one file.
+        call_seconds: processor time of all turns of a call; of what was started outside of calls, in a minute.
     """
 
     heap_bytes: int = 256 * MIB
     turn_seconds: float = 10.0
     load_seconds: float = 10.0
+    call_seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +145,13 @@ class Engine:
         self._inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
         self._calls: dict[int, concurrent.futures.Future[Any]] = {}  # in flight; touched on the engine's thread only
-        self._timers: list[tuple[float, int]] = []  # when each is due, and its id: a heap
+        self._timers: list[tuple[float, int, int]] = []  # when each is due, its id, and the call that set it: a heap
         self._context: Any = None  # of QuickJS, which only the engine's thread may touch; None before the start
         self._host: Any = None  # the one function of the scope that this side calls
-        self._current = 0  # the number of the message whose turn it is
+        self._current = 0  # the number of the message whose turn it is, or of the call whose timer it is
+        self._asked: dict[int, int] = {}  # the call that each question of a script is of, by the question's number
+        self._spent: dict[int, float] = {}  # processor time of each call so far
+        self._renewed = 0.0  # when those of no call in flight were last forgotten
         self._has_job = False  # whether another job of the scope may wait
         self.end_reason = ""  # why it has ended; empty while it runs
         self._busy = threading.Event()  # set while a turn runs
@@ -228,18 +235,20 @@ class Engine:
             try:
                 return self._inbox.get(timeout=wait)
             except queue.Empty:
-                _, timer = heapq.heappop(self._timers)
-                return _Message("timer", {"id": timer}, answered=False)
+                _, timer, number = heapq.heappop(self._timers)
+                return _Message("timer", {"id": timer}, answered=False, number=number)
 
     def _turn(self, message: _Message) -> None:
         """Does what one message leads to, within its limits."""
         limit = self._limits.load_seconds if message.kind in ("load", "install") else self._limits.turn_seconds
         if message.deadline is not None:
             limit = min(limit, max(0.05, message.deadline - time.monotonic()))
-        number = self._current = next(self._numbers)
+        answers = self._asked.pop(message.fields["id"], 0) if message.kind in _ANSWERS else 0
+        number = self._current = message.number or answers or next(self._numbers)
         if message.answered:
             self._calls[number] = message.future
         self._busy.set()
+        begin = time.thread_time()
         self._context.set_time_limit(limit)
         error = self._attempt(lambda: self._start(message, number), limit)
         job_error = self._run_jobs(limit)
@@ -249,7 +258,24 @@ class Engine:
             self._blame(message, number, error, limit)
         elif message.kind in ("load", "install") and not message.fields.get("module"):
             self._settle(number, None)  # once all that it posted was taken
+        self._charge(number, time.thread_time() - begin, goes_on=number in self._calls or message.kind == "timer")
         self._busy.clear()
+
+    def _charge(self, number: int, seconds: float, *, goes_on: bool) -> None:
+        """Counts processor time of a call; one that has used up its own ends, and its timers with it."""
+        if (now := time.monotonic()) - self._renewed > _IDLE_SECONDS:
+            self._renewed = now
+            self._spent = {each: spent for each, spent in self._spent.items() if each in self._calls}
+        spent = self._spent.pop(number, 0.0) + seconds
+        limit = self._limits.call_seconds
+        if spent <= limit:
+            if goes_on:
+                self._spent[number] = spent
+            return
+        for _, timer, owner in self._timers:
+            if owner == number:
+                self.notify("stop_timer", {"id": timer})
+        self._fail(number, ScriptError(f"the script computed for more than {limit:.3g} s in all, so it was stopped"))
 
     def _watch(self) -> None:
         """Ends the engine if one step of a turn never comes back, so that nothing can interrupt it."""
@@ -315,7 +341,9 @@ class Engine:
                 self.notify("stop_timer", message.fields)
         elif _is_out_of_memory(text):
             error = self._out_of_memory(text, error.stack)
-        number = self._waiting(number)
+        self._fail(number, error)
+
+    def _fail(self, number: int, error: ScriptError) -> None:
         if number in self._calls:
             self._settle(number, error)
         else:
@@ -351,8 +379,11 @@ class Engine:
                 case ["failed", number, text, message, stack]:
                     self._settle(number, ScriptError(text, message, stack))
                 case ["timer", timer, milliseconds]:
-                    heapq.heappush(self._timers, (time.monotonic() + milliseconds / 1000, timer))
+                    due = time.monotonic() + milliseconds / 1000
+                    heapq.heappush(self._timers, (due, timer, self._current))
                 case _:
+                    if entry[0] in _QUESTIONS:
+                        self._asked[entry[1]] = self._current
                     self._pass_on(entry)
 
     def _pass_on(self, entry: list[Any]) -> None:
@@ -373,17 +404,14 @@ class Engine:
                 future.set_result(value)
 
     def _give_up(self, reason: str) -> None:
-        if not self.end_reason:
-            self._end(reason, self._waiting(self._current))
-            self._ended(reason)
+        self._end(reason, self._current, self._ended)
 
-    def _waiting(self, number: int) -> int:
-        """Returns the call that a turn belongs to: its own, or the only call there is, which waited for it."""
-        return next(iter(self._calls)) if number not in self._calls and len(self._calls) == 1 else number
-
-    def _end(self, reason: str, culprit: int = 0) -> None:
+    def _end(self, reason: str, culprit: int = 0, ended: Callable[[str], object] = lambda reason: None) -> None:
         with self._closing:
+            if self.end_reason:
+                return
             self.end_reason = reason
+        ended(reason)  # before its calls end: a file that is being loaded has to be blamed
         self._settle(culprit, ScriptError(reason, fatal=True))
         for number in list(self._calls):
             self._settle(number, _lost(reason))
@@ -413,13 +441,20 @@ def _value(text: str) -> Any:
 class _Message:
     """One message to an engine."""
 
-    __slots__ = ("answered", "deadline", "fields", "future", "kind")
+    __slots__ = ("answered", "deadline", "fields", "future", "kind", "number")
 
     def __init__(
-        self, kind: str, fields: dict[str, Any], deadline: float | None = None, *, answered: bool = True
+        self,
+        kind: str,
+        fields: dict[str, Any],
+        deadline: float | None = None,
+        *,
+        answered: bool = True,
+        number: int = 0,
     ) -> None:
         self.kind = kind
         self.fields = fields
         self.deadline = deadline
         self.answered = answered
+        self.number = number  # of the call that it goes on with; 0: it begins
         self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
