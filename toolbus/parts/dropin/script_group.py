@@ -29,7 +29,15 @@ from toolbus.functions.tool_spec import ToolSpec
 from toolbus.parts.dropin.file_declarations import DEFINITION_KEYS, OPTIONS, located, offered, register_tool, registered
 from toolbus.parts.dropin.file_loader import FileProblem, Guard, Loaded, extension_manifest
 from toolbus.parts.dropin.file_result import failed_tool
-from toolbus.parts.dropin.javascript import ANNOUNCES, Engine, EngineLimits, ScriptError, ignored_text, with_remedy
+from toolbus.parts.dropin.javascript import (
+    ANNOUNCES,
+    Engine,
+    EngineLimits,
+    ScriptError,
+    ignored_text,
+    random_key,
+    with_remedy,
+)
 from toolbus.parts.dropin.manifest import NO_GRANTS, FileGrants
 from toolbus.parts.dropin.spindle_services import SpindleServices
 from toolbus.parts.extension.extension import FAILED, ToolInvocation, invocation_spec, result_value
@@ -74,6 +82,7 @@ class ScriptGroup:
         self._files = files
         self._is_extension = is_extension
         self._engine = Engine(self._take, limits, ended)
+        self._engine.install("web.js", random_key())
         self._engine.install("synchronet.js", list(files))
         self._services = SpindleServices(next(iter(files), ""), grants, os.environ)
         self._requests = ThreadPoolExecutor(_MAX_REQUESTS, "toolbus spindle")  # its threads start when they are needed

@@ -16,7 +16,7 @@ from toolbus.common.text import shorten
 from toolbus.functions.reply import Reply
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import llm_tool
-from toolbus.parts.dropin.javascript import Engine, EngineLimits, ScriptError, with_remedy
+from toolbus.parts.dropin.javascript import Engine, EngineLimits, ScriptError, random_key, with_remedy
 from toolbus.protocol.tool import MIB, Result
 
 MAX_CALLS = 200  # of one script
@@ -63,6 +63,7 @@ class ScriptRun:
 
     async def run(self, text: str, values: dict[str, Any]) -> Reply:
         """Runs a script to its end, or to the end of the call's time."""
+        self._engine.install("web.js", random_key())
         self._engine.install("script.js")
         left = min(max(self._scope.time_left() - LEFT_SECONDS / 2, 0.05), MAX_SECONDS)
         timer = self._loop.call_later(left, self.cut, f"the script was cut after {left:.0f} s: do less in one script")

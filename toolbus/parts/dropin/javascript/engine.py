@@ -16,8 +16,10 @@ import heapq
 import itertools
 import json
 import logging
+import os
 import queue
 import re
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -115,6 +117,11 @@ def syntax_fault(text: str, *, module: bool) -> SyntaxFault | None:
         if reason.startswith("SyntaxError: "):
             return SyntaxFault(reason.removeprefix("SyntaxError: "), int(line[1]) if line else 0)
     return None
+
+
+def random_key() -> list[int]:
+    """Returns the key of a scope's random numbers, for ``web.js``."""
+    return list(struct.unpack("8I", os.urandom(32)))
 
 
 class Engine:

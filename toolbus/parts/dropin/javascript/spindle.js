@@ -95,8 +95,11 @@
     });
   }
 
-  async function fetch(address, options) {
-    const answer = await ask("cors", String(address), options);
+  async function fetch(address, options = {}) {
+    const { signal, ...rest } = options;
+    signal?.throwIfAborted();
+    const aborted = new Promise((resolve, reject) => signal?.addEventListener("abort", () => reject(signal.reason)));
+    const answer = await Promise.race([ask("cors", String(address), rest), aborted]);
     const has = (name) => Object.hasOwn(answer.headers, String(name).toLowerCase());
     return {
       ...answer,
