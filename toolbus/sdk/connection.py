@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -256,7 +257,7 @@ def attach_of(settings: ConnectionSettings, tools: Sequence[pb.Tool], subscripti
     return wire.Attach(
         protocol_version=PROTOCOL_VERSIONS[-1],
         source=settings.source,
-        instance=settings.instance,
+        instance=settings.instance if settings.made_by in (0, pid := os.getpid()) else f"{settings.instance}.{pid}",
         tools=tools,
         max_in_flight=settings.max_in_flight,
         max_message_bytes=MESSAGE_BYTES,

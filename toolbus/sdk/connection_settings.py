@@ -81,6 +81,7 @@ class ConnectionSettings:
         all_or_none: whether the bus refuses all tools if one of them is bad.
         repeat: whether a call that a lost bus may have run is made again at the next one, if its tool is repeatable.
         lane: whether it uses the lane where there is one; None means TOOLBUS_LANE, then yes.
+        made_by: the process that generated the instance, whose forks are other instances; 0: it was given.
 
     Raises:
         SetupError: from the constructor; a setting breaks its rule.
@@ -98,11 +99,14 @@ class ConnectionSettings:
     all_or_none: bool = False
     repeat: bool = True
     lane: bool | None = None
+    made_by: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", address_text(self.address, self.credential))
         object.__setattr__(self, "token", self.token or os.environ.get("TOOLBUS_TOKEN", ""))
-        object.__setattr__(self, "instance", self.instance or secrets.token_hex(16))
+        if not self.instance:
+            object.__setattr__(self, "instance", secrets.token_hex(16))
+            object.__setattr__(self, "made_by", os.getpid())
         if self.lane is None:
             object.__setattr__(self, "lane", lane_allowed(os.environ.get("TOOLBUS_LANE", "")))
         if self.several:

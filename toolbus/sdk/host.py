@@ -182,7 +182,7 @@ class HostBase:
         self._delegate = HostDelegate(settings.timings.settle)
         self._connection = open_connection(settings, self._delegate, refuse_calls, "host")
         self._listed_by: Connection | None = None  # the bus of the last listing; None before the first
-        self._began = False
+        self._began = 0  # the process that uses it; 0 while none does
         self._closed = False
         self._lender: Plugin | None = None  # offers this host's model; None while it lends none
 
@@ -207,7 +207,7 @@ class HostBase:
     @property
     def connected(self) -> bool:
         """Whether there is a connection to the bus now; without one, calls wait for it."""
-        return self._began and self._connection.calls.connected
+        return bool(self._began) and self._connection.calls.connected
 
     @property
     def settling(self) -> bool:
@@ -223,8 +223,10 @@ class HostBase:
             raise PeerLost(f"host {self.source!r} is closed: make a new one")
         subscribe = feed is not None and self._delegate.subscribe(feed)
         if not self._began:
-            self._began = True
+            self._began = os.getpid()
             self._connection.start()
+        elif self._began != os.getpid():
+            raise SetupError(f"host {self.source!r} was used before this process was forked: make one in each process")
         elif subscribe:
             self._connection.tools_changed()  # attaches again, now with the subscription
         return self._connection

@@ -38,12 +38,6 @@ from toolbus.v1 import tool_pb2 as pb
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
 
-
-# Runs the hooks of a plugin: the author's functions for events.
-#
-# They run where handlers run: async ones on the plugin's loop, plain ones on its workers, never on the connection's
-# thread. An exception of one hook is logged, and the other hooks still run.
-
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,7 +55,9 @@ class _Hook:
 
 
 class Hooks:
-    """The hooks of one plugin, by the kind of event.
+    """The hooks of one plugin, by the kind of event; an exception of one is logged, and the others still run.
+
+    Async ones run on the plugin's loop, plain ones on its workers, never on the connection's thread.
 
     Args:
         run_sync: runs a function of no arguments off the loop.

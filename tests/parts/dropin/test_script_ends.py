@@ -59,10 +59,10 @@ class Arrivals:
         return result
 
     async def around(self, end: Callable[[], object], offered: Callable[[], int]) -> None:
-        for round_ in range(ENDS):
-            before, calls = offered(), []
+        for _ in range(ENDS):
+            before, calls = offered(), list[asyncio.Task[Result]]()
             end()
-            while offered() == before or len(calls) < CALLS * (round_ + 1) / ENDS - len(self.results):
+            while offered() == before or len(calls) <= CALLS / ENDS:
                 calls.append(asyncio.create_task(self.call()))
                 await asyncio.sleep(0.002)  # they come at any moment: before the end, in it, and after it
             await within(asyncio.gather(*calls))
@@ -91,7 +91,7 @@ async def test_calls_around_an_end_that_a_script_causes_wait_for_the_next_proces
     async with offered_folder(tmp_path) as folder:
         await folder.wait_for_report(" offered ")
         async with Host(folder.bus.grpc_addresses[0]) as host:
-            arrivals, ended = Arrivals(host), []
+            arrivals, ended = Arrivals(host), list[asyncio.Task[Result]]()
             await arrivals.around(
                 lambda: ended.append(asyncio.create_task(arrivals.call(bad=causes[len(ended)]))), offers(folder)
             )
@@ -129,7 +129,7 @@ async def test_calls_of_a_folder_in_toolbus_run_wait_for_the_next_process_too(tm
         with Running(tmp_path, "run", folder, "--bus", address) as run:
             await until(lambda: " * offers greedy" in run.err, "the offer")
             async with Host(address) as host:
-                arrivals, ended = Arrivals(host), []
+                arrivals, ended = Arrivals(host), list[asyncio.Task[Result]]()
                 await arrivals.around(
                     lambda: ended.append(asyncio.create_task(arrivals.call(bad="flood"))),
                     lambda: run.err.count(" * offers greedy"),
