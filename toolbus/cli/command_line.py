@@ -54,12 +54,7 @@ _CORE = (
     _row("access confirm", "operator_commands:confirm", "Trust the plugin of restored tools.", old="confirm"),
     _row("plugins", "", "Plugins, and what they say", NOUNS),
     _row("plugins drain", "operator_commands:drain", "Shut down a source, or the bus, gracefully.", old="drain"),
-    _row(
-        "plugins notifications",
-        "catalog_commands:notifications",
-        "Print notifications.",
-        old="notifications",
-    ),
+    _row("plugins notifications", "catalog_commands:notifications", "Print notifications.", old="notifications"),
     _row("plugins notify", "operator_commands:notify", "Send users a message.", old="notify"),
     _row("dev", "", "For authors of plugins, clients and buses", NOUNS),
 )

@@ -173,10 +173,7 @@ def print_json(value: Any, *, line: bool = False) -> None:
 
 
 def print_table(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    warned: Collection[int] = (),
-    stream: TextIO | None = None,
+    headings: Sequence[str], rows: Sequence[Sequence[str]], warned: Collection[int] = (), stream: TextIO | None = None
 ) -> None:
     """Prints rows under their headings; on a terminal, as `_draw` fits them into its window.
 

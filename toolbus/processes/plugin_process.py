@@ -19,12 +19,7 @@ import time
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
-from toolbus.processes.program_starter import (
-    CANNOT_START,
-    MODULE_VARIABLE,
-    SUPERVISOR_VARIABLE,
-    killed_with_parent,
-)
+from toolbus.processes.program_starter import CANNOT_START, MODULE_VARIABLE, SUPERVISOR_VARIABLE, killed_with_parent
 
 if TYPE_CHECKING:
     from toolbus.processes.loader import LoadedPlugin

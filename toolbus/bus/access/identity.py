@@ -22,19 +22,7 @@ from toolbus.protocol.tool import MAX_LEVEL
 
 How = Literal["uid", "token", "cert", "jwt"]
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-VERBS = (
-    "drain",
-    "permit",
-    "roles",
-    "catalog",
-    "calls",
-    "metrics",
-    "keys",
-    "audit",
-    "logs",
-    "council",
-    "reflect",
-)
+VERBS = ("drain", "permit", "roles", "catalog", "calls", "metrics", "keys", "audit", "logs", "council", "reflect")
 ALL = "*"
 MAX_PATTERN = 256  # characters
 MAX_PATTERNS = 1_000  # of one scope

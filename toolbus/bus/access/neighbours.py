@@ -74,10 +74,7 @@ class Neighbours:
             )
 
     def _owner_of_own_connection(self) -> int | None:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname()) as client,
-        ):
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
             return self.uid_of(client.getsockname(), server.getsockname())
 
     def uid_of(self, peer: Address, listener: Address) -> int | None:

@@ -122,13 +122,7 @@ class Grants:
     """The permissions of one bus as operators change them."""
 
     def __init__(
-        self,
-        registry: Registry,
-        policy: Policy,
-        view: CatalogView,
-        presence: Presence,
-        signals: Signals,
-        audit: Audit,
+        self, registry: Registry, policy: Policy, view: CatalogView, presence: Presence, signals: Signals, audit: Audit
     ) -> None:
         self._registry = registry
         self._audit = audit

@@ -110,8 +110,7 @@ class _CouncilBody(_Body):
         Field(description="What tools may know; `level` is the user's access level.", examples=[{"level": "50"}]),
     ] = {}
     members: Annotated[
-        list[Shallow] | None,
-        Field(max_length=MAX_MEMBERS, description="Instead of those of the council file."),
+        list[Shallow] | None, Field(max_length=MAX_MEMBERS, description="Instead of those of the council file.")
     ] = None
     settings: Annotated[
         Shallow | None, Field(description="In the place of those in force, as `GET /api/council` shows them.")
@@ -179,8 +178,7 @@ class CouncilRunBody(_CouncilBody):
     )
 
     chat_id: Annotated[
-        str,
-        Field(max_length=MAX_ID, description="The conversation; without it earlier results are not stored."),
+        str, Field(max_length=MAX_ID, description="The conversation; without it earlier results are not stored.")
     ] = ""
     regenerates: Annotated[
         bool,

@@ -124,34 +124,21 @@ def completion_of(answer: object) -> Completion:
 # Dialect → option → its place in a request. Anthropic's models refuse temperature and top_p together, and the
 # newest both of them; Ollama cannot force a function.
 _PLACES: dict[str, dict[str, str]] = {
-    "openai": {
-        "temperature": "temperature",
-        "top_p": "top_p",
-        "max_tokens": "max_tokens",
-        "choice": "tool_choice",
-    },
+    "openai": {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_tokens", "choice": "tool_choice"},
     "openai-responses": {
         "temperature": "temperature",
         "top_p": "top_p",
         "max_tokens": "max_output_tokens",
         "choice": "tool_choice",
     },
-    "anthropic": {
-        "temperature": "temperature",
-        "max_tokens": "max_tokens",
-        "choice": "tool_choice",
-    },
+    "anthropic": {"temperature": "temperature", "max_tokens": "max_tokens", "choice": "tool_choice"},
     "gemini": {
         "temperature": "config.temperature",
         "top_p": "config.top_p",
         "max_tokens": "config.max_output_tokens",
         "choice": "config.tool_config",
     },
-    "ollama": {
-        "temperature": "options.temperature",
-        "top_p": "options.top_p",
-        "max_tokens": "options.num_predict",
-    },
+    "ollama": {"temperature": "options.temperature", "top_p": "options.top_p", "max_tokens": "options.num_predict"},
 }
 
 _FORCED: dict[str, Callable[[str], Json]] = {
@@ -180,11 +167,7 @@ def sampling_options(dialect: str, question: Question, function: str) -> dict[st
     """
     # Anthropic's scale ends at 1.
     temperature = min(question.temperature, 1.0) if dialect == "anthropic" else question.temperature
-    options: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": question.top_p,
-        "max_tokens": question.max_tokens,
-    }
+    options: dict[str, Any] = {"temperature": temperature, "top_p": question.top_p, "max_tokens": question.max_tokens}
     if function and dialect in _FORCED:
         options["choice"] = _FORCED[dialect](function)
     places = _PLACES.get(dialect, {})

@@ -517,12 +517,7 @@ class ToolRunner:
         if self._model is None or not self._settings.plan_arguments:
             return "{}"
         arguments = await plan_arguments(
-            tool,
-            member,
-            text,
-            self._model,
-            timeout_seconds=self._settings.timeout_seconds,
-            sidecar=self._sidecar,
+            tool, member, text, self._model, timeout_seconds=self._settings.timeout_seconds, sidecar=self._sidecar
         )
         return dump_arguments(arguments)
 

@@ -39,9 +39,7 @@ def _known_dialect(name: str) -> str:
 
 
 DialectName = Annotated[
-    str,
-    AfterValidator(_known_dialect),
-    Query(description="Whose format.", json_schema_extra={"enum": [*DIALECTS]}),
+    str, AfterValidator(_known_dialect), Query(description="Whose format.", json_schema_extra={"enum": [*DIALECTS]})
 ]
 RoleQuery = Annotated[str, Query(description="Only this role's tools; empty means all.")]
 

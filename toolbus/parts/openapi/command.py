@@ -38,8 +38,7 @@ EPILOG = epilog(
 )
 
 PatternsOption = Annotated[
-    list[str] | None,
-    typer.Option("--allow", metavar="PATTERN", help="Offer these operations only; may be repeated."),
+    list[str] | None, typer.Option("--allow", metavar="PATTERN", help="Offer these operations only; may be repeated.")
 ]
 
 
@@ -47,8 +46,7 @@ def openapi(
     document: Annotated[str, typer.Argument(metavar="URL|FILE", help="The OpenAPI 3 document, JSON or YAML.")],
     bus: BusOption = None,
     credential: Annotated[
-        Path | None,
-        typer.Option("--credential", metavar="FILE", help="Credential for a bus on another machine."),
+        Path | None, typer.Option("--credential", metavar="FILE", help="Credential for a bus on another machine.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show what would be offered and what is left out.")] = False,
     allow: PatternsOption = None,

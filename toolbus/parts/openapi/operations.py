@@ -131,12 +131,7 @@ _NOT_ARGUMENTS = frozenset(
         *("accept-encoding", "x-http-method-override", "x-http-method", "x-method-override"),
     )
 )
-_STYLES = {
-    "path": ("simple", "label", "matrix"),
-    "query": QUERY_STYLES,
-    "header": ("simple",),
-    "cookie": ("form",),
-}
+_STYLES = {"path": ("simple", "label", "matrix"), "query": QUERY_STYLES, "header": ("simple",), "cookie": ("form",)}
 
 
 @dataclass(frozen=True, slots=True)

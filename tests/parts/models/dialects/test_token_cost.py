@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-import pytest
-
 from tests.parts.models.dialects.sample_tools import PLAIN
-from toolbus.parts.models.dialects import token_usage
 from toolbus.parts.models.dialects.export import Export
-from toolbus.parts.models.dialects.openai_chat import OpenAIChat
 from toolbus.parts.models.dialects.schemas.schema_rules import OPENAI_SCHEMAS, convert
-from toolbus.parts.models.dialects.token_usage import CostCache, costs, estimate_tokens
+from toolbus.parts.models.dialects.token_usage import costs, estimate_tokens
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameTable
 
 
@@ -46,27 +39,3 @@ def test_costs_are_listed_by_the_names_on_the_bus() -> None:
 def test_an_export_without_tools_costs_nothing() -> None:
     assert estimate_tokens(_export()) == 0
     assert costs(_export()) == {}
-
-
-def test_a_cache_counts_each_tool_once_until_it_or_its_name_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[str] = []
-
-    def count(written: Any) -> int:
-        counted.append(written["function"]["name"])
-        return estimate_tokens(written)
-
-    monkeypatch.setattr(token_usage, "estimate_tokens", count)
-    dialect, cache = OpenAIChat(), CostCache()
-    now = replace(PLAIN, name="now")
-    for tools, fresh in (
-        ([PLAIN, now], [PLAIN.name, "now"]),
-        ([PLAIN, now], []),
-        ([now, replace(PLAIN, description="Another.")], [PLAIN.name]),
-        ([PLAIN], [PLAIN.name]),  # of exports before the newest nothing is remembered
-    ):
-        export = dialect.export(tools)
-        counted.clear()
-        assert cache.of(export) == {
-            tool.name: estimate_tokens(written) for tool, written in zip(tools, export.tools, strict=True)
-        }
-        assert counted == fresh

@@ -27,7 +27,7 @@ from toolbus.parts.models.dialects.conversation import (
     text_of_kind,
 )
 from toolbus.parts.models.dialects.dialect import Dialect, EndpointError, ToolChoice, TurnStream, as_mapping
-from toolbus.parts.models.dialects.endings import ANTHROPIC_ENDINGS, list_parts, read_end
+from toolbus.parts.models.dialects.endings import ANTHROPIC_ENDINGS, ended_turn, list_parts
 from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.history import (
     OPENING,
@@ -47,7 +47,6 @@ from toolbus.parts.models.dialects.token_usage import anthropic_usage
 from toolbus.parts.models.dialects.tool_choice import forced_tool
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.protocol.tool import Result, Tool
-from toolbus.v1 import tool_pb2 as pb
 
 NAME = "anthropic"
 _KNOWN_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
@@ -209,45 +208,29 @@ def turn_of(
         raw.append({key: value for key, value in block.items() if key not in _NOT_ECHOED})
     deltas = [delta for block in blocks if block.get("type") in ("text", "thinking") for delta in _deltas(block)]
     echoed = blocks_of(raw)
-    text = text_of_kind(deltas, "text")
-    end = read_end(
+    details = as_mapping(details or {})
+    return ended_turn(
         ANTHROPIC_ENDINGS,
         stop,
-        text=text,
+        dialect=NAME,
+        raw=(message_of("assistant", echoed),) if echoed else (),
+        text=text_of_kind(deltas, "text"),
+        reasoning=text_of_kind(deltas, "reasoning"),
         calls=tuple(calls),
-        reason=_explanation(details),
+        usage=usage,
+        reason=list_parts(details.get("category"), details.get("explanation")),  # of a refusal
         nameless=nameless,
         other=any(block.get("type") not in _KNOWN_BLOCKS for block in blocks),
         # Anthropic's documentation: an empty answer after results is the model's decision, and comes again.
         retry_empty=False,
     )
-    return Turn(
-        text=text,
-        calls=end.calls,
-        reasoning=text_of_kind(deltas, "reasoning"),
-        dialect=NAME,
-        raw=(message_of("assistant", echoed),) if echoed else (),
-        stop=stop,
-        ending=end.ending,
-        reason=end.reason,
-        usage=usage,
-        retry=end.retry,
-    )
-
-
-def _explanation(details: Any) -> str:
-    """Returns the provider's explanation of a refusal."""
-    given = as_mapping(details or {})
-    return list_parts(given.get("category"), given.get("explanation"))
 
 
 def message_of(role: str, blocks: Sequence[Json]) -> Json:
-    """Returns a message with these blocks."""
     return {"role": role, "content": list(blocks)}
 
 
 def text_block(text: str) -> Json:
-    """Returns a text as a block."""
     return {"type": "text", "text": text}
 
 
@@ -261,7 +244,6 @@ def blocks_of(content: Any) -> list[Json]:
 # For `pair_calls`: makes all ids portable, those of this dialect too, as another server of it may give ids that the API
 # refuses.
 _NO_DIALECT = "-"
-_CALL_BLOCKS = ("tool_use", "tool_result")
 
 
 class Anthropic(Dialect):
@@ -288,7 +270,7 @@ class Anthropic(Dialect):
         return BlockStream(names)
 
     def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
-        blocks = [self._tool_result(portable_id(each.call.id), each.result) for each in answered]
+        blocks = [self._answer(portable_id(each.call.id), each.result) for each in answered]
         return [message_of("user", blocks)] if blocks else []
 
     def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
@@ -307,7 +289,10 @@ class Anthropic(Dialect):
         turn = step.turn
         blocks = self._echo(turn, names) if turn.dialect == self.name and turn.raw else None
         if blocks is None:
-            blocks = [text_block(turn.text), *(self._tool_use(call, names) for call in turn.calls)]
+            blocks = [text_block(turn.text)]
+            for call in turn.calls:
+                called = {"id": call.id, "name": call_wire_name(call, names, self.name_rule)}
+                blocks.append({"type": "tool_use", **called, "input": arguments_object(call.arguments_json)})
         answers = [self._answer(call.id, answer) for call, answer in zip(turn.calls, step.answers, strict=True)]
         return [message_of("assistant", blocks), message_of("user", answers)]
 
@@ -323,29 +308,19 @@ class Anthropic(Dialect):
                 use["name"] = call_wire_name(call, names, self.name_rule)
         return blocks
 
-    def _tool_use(self, call: ModelCall, names: NameTable) -> Json:
-        return {
-            "type": "tool_use",
-            "id": call.id,
-            "name": call_wire_name(call, names, self.name_rule),
-            "input": arguments_object(call.arguments_json),
-        }
-
     def _answer(self, call_id: str, answer: Result | ProviderAnswer) -> Json:
         if isinstance(answer, ProviderAnswer):
             return {**answer.message["content"][0], "tool_use_id": call_id}
-        return self._tool_result(call_id, answer)
-
-    def _tool_result(self, call_id: str, result: Result) -> Json:
         head: Json = {"type": "tool_result", "tool_use_id": call_id}
-        if result.is_error or result.error is not None or result.asks:
-            return {**head, "content": result.text, "is_error": True}  # the API refuses images in a failed result
-        images = self.images.images_of(result)
+        if answer.is_error or answer.error is not None or answer.asks:
+            return {**head, "content": answer.text, "is_error": True}  # the API refuses images in a failed result
+        images = self.images.images_of(answer)
         if not images:
-            text = result.text
+            text = answer.text
             return {**head, "content": text} if text.strip() else head
-        texts = blocks_of(self.images.text_beside_images(result))
-        return {**head, "content": [*texts, *map(_image_block, images)]}
+        sources = ({"type": "base64", "media_type": each.mime_type, "data": base64_of(each)} for each in images)
+        texts = blocks_of(self.images.text_beside_images(answer))
+        return {**head, "content": [*texts, *({"type": "image", "source": source} for source in sources)]}
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """Returns `messages`, and, if not empty, `system`, `tools` and `tool_choice`.
@@ -356,7 +331,8 @@ class Anthropic(Dialect):
         declarations = exported_tools(export, self.name)
         forced = forced_tool(export, tools)
         messages = self.history(items, exported_names(export, self.name_rule))
-        holds_calls = any(_is_call(block) for message in messages for block in blocks_of(message["content"]))
+        kinds = {block.get("type") for message in messages for block in blocks_of(message["content"])}
+        holds_calls = not kinds.isdisjoint(("tool_use", "tool_result"))
         if holds_calls and not declarations:
             messages = _calls_as_text(messages)
         request: Json = {"messages": messages}
@@ -396,15 +372,6 @@ def _without_results(message: Mapping[str, Any]) -> Json:
     blocks = blocks_of(message.get("content"))
     others = [block for block in blocks if block.get("type") != "tool_result"]
     return dict(message) if len(others) == len(blocks) else {**message, "content": others}
-
-
-def _is_call(block: Mapping[str, Any]) -> bool:
-    return block.get("type") in _CALL_BLOCKS
-
-
-def _image_block(image: pb.ImageContent) -> Json:
-    source = {"type": "base64", "media_type": image.mime_type, "data": base64_of(image)}
-    return {"type": "image", "source": source}
 
 
 def _calls_as_text(messages: Sequence[Json]) -> list[Json]:

@@ -7,10 +7,10 @@ as failed if it has neither: a new word of a provider is never a silent, empty a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from toolbus.common.text import is_json_object
-from toolbus.parts.models.dialects.conversation import Ending, ModelCall, Turn
+from toolbus.parts.models.dialects.conversation import Ending, Json, ModelCall, Turn, Usage
 
 Endings = Mapping[str, Ending]
 
@@ -103,12 +103,7 @@ GEMINI_ENDINGS: Endings = {
 }
 
 # `done_reason`; load and unload answer a request without messages.
-OLLAMA_ENDINGS: Endings = {
-    "stop": "complete",
-    "length": "cut",
-    "load": "failed",
-    "unload": "failed",
-}
+OLLAMA_ENDINGS: Endings = {"stop": "complete", "length": "cut", "load": "failed", "unload": "failed"}
 
 # Realtime sessions: the status of a response, and the reason in its `status_details`.
 REALTIME_ENDINGS: Endings = {
@@ -139,32 +134,27 @@ NAMELESS = "the model wrote a call without the name of a tool"
 EMPTY = "the answer is empty"
 
 
-@dataclass(frozen=True, slots=True)
-class TurnEnd:
-    """How a turn ended, for the fields of the same names in `Turn`."""
-
-    calls: tuple[ModelCall, ...]
-    ending: Ending
-    reason: str
-    retry: bool
-
-
-def read_end(
+def ended_turn(
     endings: Endings,
     stop: str,
     *,
+    dialect: str,
+    raw: tuple[Json, ...],
     text: str,
+    reasoning: str = "",
     calls: tuple[ModelCall, ...] = (),
+    usage: Usage | None = None,
     reason: str = "",
+    refusal: str = "",
     nameless: bool = False,
     other: bool = False,
     retry_empty: bool = True,
-) -> TurnEnd:
-    """Returns how a turn ended.
+) -> Turn:
+    """Returns a turn, with how it ended.
 
     Args:
-        text, calls: of the turn.
         reason: the provider's details in addition to the stop reason.
+        refusal: why the provider or the model refused to answer, whatever the stop reason says; "" if they did not.
         nameless: whether the answer had calls without a name, which are not in `calls`.
         other: whether the answer has other parts than text, calls and reasoning: an image, a search of the provider.
         retry_empty: whether an empty answer without a reason is worth a second request.
@@ -177,16 +167,19 @@ def read_end(
     is_empty = not text.strip() and not calls and not other
     if ending is None:
         ending = "failed" if stop and is_empty else "complete"
+    retry = word in _PASSING
     if nameless:
         reason = list_parts(reason, NAMELESS)
         if not calls and ending == "complete":
-            return TurnEnd((), "failed", reason, True)
+            ending, retry = "failed", True
     elif is_empty and ending == "complete":
-        return TurnEnd((), "complete", reason or EMPTY, retry_empty)
+        reason, retry = reason or EMPTY, retry_empty
     if ending == "cut" and calls:
         last = calls[-1]
         calls = (*calls[:-1], replace(last, whole=last.whole and is_json_object(last.arguments_json)))
-    return TurnEnd(calls, ending, reason, word in _PASSING)
+    if refusal:
+        ending, reason, retry = "refused", refusal, False
+    return Turn(text, calls, reasoning, dialect, raw, stop, ending, reason, usage, retry)
 
 
 def end_text(turn: Turn) -> str:

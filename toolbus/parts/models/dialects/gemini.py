@@ -26,7 +26,7 @@ from toolbus.parts.models.dialects.conversation import (
     text_of_kind,
 )
 from toolbus.parts.models.dialects.dialect import Dialect, EndpointError, ToolChoice, TurnStream, as_mapping
-from toolbus.parts.models.dialects.endings import GEMINI_ENDINGS, list_parts, read_end
+from toolbus.parts.models.dialects.endings import GEMINI_ENDINGS, ended_turn, list_parts
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.parts.models.dialects.history import (
     OPENING,
@@ -84,7 +84,7 @@ class PartStream(TurnStream):
         self._deltas: list[Delta] = []
         self._stop = ""  # the finish reason; "" until it came
         self._message = ""  # the provider's details; "" until they arrive
-        self._blocked = False  # whether the prompt was blocked
+        self._blocked = ""  # why the prompt was blocked; "" if it was not
         self._nameless = False  # whether a call came without a name
         self._usage: Json = {}  # the newest counts
 
@@ -94,15 +94,19 @@ class PartStream(TurnStream):
             raise EndpointError.of(chunk)
         if usage := chunk.get("usage_metadata"):
             self._usage |= {key: value for key, value in snake_case(as_mapping(usage)).items() if value is not None}
-        if feedback := chunk.get("prompt_feedback"):
-            self._read_feedback(snake_case(as_mapping(feedback)))
+        feedback = snake_case(as_mapping(chunk.get("prompt_feedback") or {}))
+        if reason := feedback.get("block_reason"):
+            self._stop = str(_as_json(reason))
+            self._blocked = list_parts("the prompt was blocked", feedback.get("block_reason_message"))
         candidates = chunk.get("candidates") or ()
         if not candidates:
             return []  # usage alone
         candidate = snake_case(as_mapping(candidates[0]))
         if stop := candidate.get("finish_reason"):
             self._stop = str(_as_json(stop))
-            self._message = _explanation(candidate)
+            ratings = [_as_json(as_mapping(rating)) for rating in candidate.get("safety_ratings") or ()]
+            blocked = (rating.get("category") for rating in ratings if rating.get("blocked"))
+            self._message = list_parts(candidate.get("finish_message"), *blocked)
         deltas: list[Delta] = []
         for place, raw in enumerate(as_mapping(candidate.get("content") or {}).get("parts") or ()):
             part = part_of(raw)
@@ -116,12 +120,6 @@ class PartStream(TurnStream):
             self._append(part, continues=place == 0)
         self._deltas += deltas
         return deltas
-
-    def _read_feedback(self, feedback: Mapping[str, Any]) -> None:
-        if reason := feedback.get("block_reason"):
-            self._blocked = True
-            self._stop = str(_as_json(reason))
-            self._message = list_parts("the prompt was blocked", feedback.get("block_reason_message"))
 
     def _append(self, part: Json, continues: bool) -> None:
         """Stores a part for the echo. Text that continues in the next chunk is one part, unless one is signed."""
@@ -137,35 +135,20 @@ class PartStream(TurnStream):
 
     def finish(self) -> Turn:
         parts = parts_of(self._parts)
-        text = text_of_kind(self._deltas, "text")
-        end = read_end(
+        return ended_turn(
             GEMINI_ENDINGS,
             self._stop,
-            text=text,
+            dialect=NAME,
+            raw=(content_of("model", parts),) if parts else (),
+            text=text_of_kind(self._deltas, "text"),
+            reasoning=text_of_kind(self._deltas, "reasoning"),
             calls=tuple(self._calls),
+            usage=gemini_usage(self._usage),
             reason=self._message,
+            refusal=self._blocked,
             nameless=self._nameless,
             other=any(part.keys() - _KNOWN_KEYS for part in parts),
         )
-        return Turn(
-            text=text,
-            calls=end.calls,
-            reasoning=text_of_kind(self._deltas, "reasoning"),
-            dialect=NAME,
-            raw=(content_of("model", parts),) if parts else (),
-            stop=self._stop,
-            ending="refused" if self._blocked else end.ending,
-            reason=end.reason,
-            usage=gemini_usage(self._usage),
-            retry=end.retry,
-        )
-
-
-def _explanation(candidate: Mapping[str, Any]) -> str:
-    """Returns the provider's details of a finish reason: its message, and the blocked categories."""
-    ratings = [_as_json(as_mapping(rating)) for rating in candidate.get("safety_ratings") or ()]
-    blocked = (rating.get("category") for rating in ratings if rating.get("blocked"))
-    return list_parts(candidate.get("finish_message"), *blocked)
 
 
 def call_of(part: Json, names: NameTable) -> ModelCall:
@@ -180,7 +163,6 @@ def call_of(part: Json, names: NameTable) -> ModelCall:
 
 
 def content_of(role: str, parts: Sequence[Json]) -> Json:
-    """Returns a content with these parts."""
     return {"role": role, "parts": list(parts)}
 
 
@@ -280,7 +262,7 @@ class Gemini(Dialect):
 
     def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
         wires = [self._called_name(each.call, names) for each in answered]
-        parts = [_response(each.call, wire, each.result) for wire, each in zip(wires, answered, strict=True)]
+        parts = [_answer(each.call, wire, each.result) for wire, each in zip(wires, answered, strict=True)]
         parts += self._image_parts(zip(wires, (each.result for each in answered), strict=True))
         return [content_of("user", parts)] if parts else []
 
@@ -302,9 +284,7 @@ class Gemini(Dialect):
         if parts is None:
             parts = [{"text": turn.text}, *(self._call_part(call, names) for call in turn.calls)]
         wires = [part["function_call"]["name"] for part in parts if CALL in part]
-        answers = [
-            _answer(call, wire, answer) for call, wire, answer in zip(turn.calls, wires, step.answers, strict=True)
-        ]
+        answers = [_answer(*each) for each in zip(turn.calls, wires, step.answers, strict=True)]
         images = self._image_parts(zip(wires, step.answers, strict=True))
         return [content_of("model", parts), content_of("user", answers + images)]
 
@@ -390,10 +370,6 @@ def _id(call: ModelCall) -> Json:
     return {"id": call.id} if call.extra.get("id") else {}
 
 
-def _response(call: ModelCall, wire: str, result: Result) -> Json:
-    return {RESPONSE: {**_id(call), "name": wire, "response": response_object(result)}}
-
-
 def response_object(result: Result) -> Json:
     """Returns a result as the object of a function response.
 
@@ -410,7 +386,7 @@ def _answer(call: ModelCall, wire: str, answer: Result | ProviderAnswer) -> Json
     if isinstance(answer, ProviderAnswer):
         part: Json = answer.message["parts"][0]
         return {**part, RESPONSE: {**part[RESPONSE], **_id(call), "name": wire}}
-    return _response(call, wire, answer)
+    return {RESPONSE: {**_id(call), "name": wire, "response": response_object(answer)}}
 
 
 def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryItem | ProviderAnswer]:

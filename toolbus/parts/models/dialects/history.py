@@ -104,8 +104,18 @@ def pair_calls(
                 entries.append(item.message)
         else:
             entries.append(item)
-    ids = _UniqueIds(dialect, short_ids)
-    return [ids.close(entry) if isinstance(entry, _OpenTurn) else entry for entry in entries]
+    taken: set[str] = set()  # ids of calls: each gets one that no other call has
+
+    def closed(entry: _OpenTurn) -> AnsweredTurn:
+        calls = []
+        for call in entry.turn.calls:
+            wanted = call.id if short_ids or entry.turn.dialect == dialect else portable_id(call.id)
+            calls.append(replace(call, id=(short_id if short_ids else unique_id)(wanted, taken)))
+            taken.add(calls[-1].id)
+        turn = replace(entry.turn, calls=tuple(calls))
+        return AnsweredTurn(turn, tuple(answer or LOST_RESULT for answer in entry.answers))
+
+    return [closed(entry) if isinstance(entry, _OpenTurn) else entry for entry in entries]
 
 
 def _assign(answered: Answered, turns: Sequence[_OpenTurn]) -> bool:
@@ -113,29 +123,6 @@ def _assign(answered: Answered, turns: Sequence[_OpenTurn]) -> bool:
     return any(turn.take(answered.result, lambda call: call == answered.call) for turn in turns) or any(
         turn.take(answered.result, lambda call: call.id == answered.call.id) for turn in turns
     )
-
-
-class _UniqueIds:
-    """Gives every call of a conversation an id that no other call has."""
-
-    def __init__(self, dialect: str, short: bool) -> None:
-        self._dialect = dialect
-        self._short = short
-        self._taken: set[str] = set()
-
-    def close(self, open_turn: _OpenTurn) -> AnsweredTurn:
-        turn = open_turn.turn
-        is_own = turn.dialect == self._dialect
-        calls = tuple(replace(call, id=self._unique(call.id, is_own)) for call in turn.calls)
-        return AnsweredTurn(replace(turn, calls=calls), tuple(answer or LOST_RESULT for answer in open_turn.answers))
-
-    def _unique(self, call_id: str, is_own: bool) -> str:
-        if self._short:
-            unique = short_id(call_id, self._taken)
-        else:
-            unique = unique_id(call_id if is_own else portable_id(call_id), self._taken)
-        self._taken.add(unique)
-        return unique
 
 
 def call_wire_name(call: ModelCall, names: NameTable, rule: NameRule) -> str:

@@ -17,9 +17,9 @@ from typing import Any
 
 from toolbus.errors import InvalidRequest
 from toolbus.parts.models.dialects.call_arguments import unique_calls
-from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, ModelCall, Turn, model_call
+from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, model_call
 from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
-from toolbus.parts.models.dialects.endings import OLLAMA_ENDINGS, read_end
+from toolbus.parts.models.dialects.endings import OLLAMA_ENDINGS, ended_turn
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.parts.models.dialects.history import PairedDialect, ProviderAnswer, arguments_text
 from toolbus.parts.models.dialects.openai_chat import chat_request
@@ -52,8 +52,9 @@ class Ollama(PairedDialect):
 
     def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = False) -> None:
         super().__init__(max_cached_schemas, images=images)
-        # Numbers for the ids of calls. One counter for all conversations keeps ids unique in each; next() is atomic.
-        self._numbers = itertools.count()
+        # For the ids of calls that come without one. One counter for all conversations keeps ids unique in each; next()
+        # is atomic.
+        self.numbers = itertools.count()
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         parameters = dict(schema)
@@ -87,10 +88,6 @@ class Ollama(PairedDialect):
             request["tools"] = [each for each in request["tools"] if each["function"]["name"] == forced]
         return request
 
-    def generate_id(self) -> str:
-        """Returns an id for a call that came without one."""
-        return f"call_{next(self._numbers)}"
-
     def turn(
         self,
         message: Mapping[str, Any],
@@ -106,23 +103,21 @@ class Ollama(PairedDialect):
             last: the last chunk, which holds the stop reason and the counts.
             nameless: whether there were calls without a name, which the message does not hold.
         """
-        entries = _named(message)
-        text, stop = message.get("content") or "", str(last.get("done_reason") or "")
+        functions = [entry["function"] for entry in _named(message)]
         calls = unique_calls(
-            _call(entry, call_id, names) for entry, call_id in zip(entries, ids or [""] * len(entries), strict=True)
+            model_call(names, call_id, str(function["name"]), arguments_text(function.get("arguments")))
+            for function, call_id in zip(functions, ids or [""] * len(functions), strict=True)
         )
-        end = read_end(OLLAMA_ENDINGS, stop, text=text, calls=calls, nameless=nameless)
-        return Turn(
-            text=text,
-            calls=end.calls,
-            reasoning=message.get("thinking") or "",
+        return ended_turn(
+            OLLAMA_ENDINGS,
+            str(last.get("done_reason") or ""),
             dialect=self.name,
             raw=({"role": "assistant", **message},),
-            stop=stop,
-            ending=end.ending,
-            reason=end.reason,
+            text=message.get("content") or "",
+            reasoning=message.get("thinking") or "",
+            calls=calls,
             usage=ollama_usage(last),
-            retry=end.retry,
+            nameless=nameless,
         )
 
     def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
@@ -178,11 +173,6 @@ class Ollama(PairedDialect):
         return dict(answer.message)
 
 
-def _call(entry: Json, call_id: str, names: NameTable) -> ModelCall:
-    function = entry["function"]
-    return model_call(names, call_id, str(function["name"]), arguments_text(function.get("arguments")))
-
-
 def _named(message: Mapping[str, Any]) -> list[Json]:
     """Returns the calls of a message that name a tool."""
     return [
@@ -221,7 +211,7 @@ class _OllamaStream(TurnStream):
         self._nameless = self._nameless or len(named) < len(message.get("tool_calls") or ())
         for entry in named:
             self._calls.append(entry)
-            self._ids.append(str(entry.get("id") or self._dialect.generate_id()))
+            self._ids.append(str(entry.get("id") or f"call_{next(self._dialect.numbers)}"))
         if event.get("done") is True or event.get("done_reason"):
             self._last |= {key: value for key, value in event.items() if value is not None}
             self._done = self._done or event.get("done") is True

@@ -1,7 +1,8 @@
-"""Writes OpenAI's chat completions, strictly, so that the many compatible servers accept them.
+"""Reads and writes OpenAI's chat completions: leniently and strictly, since the many compatible servers differ.
 
-A model's reasoning is sent back only if the model wrote some: thinking models refuse a turn without it, other models
-refuse a turn with it. Responses are read in `openai_chat_response`.
+Servers leave out `index` or `id`, number every call 0, send a whole call in one piece or arguments as an object, and
+send reasoning under one of several keys. It is sent back only if the model wrote some: thinking models refuse a turn
+without it, other models refuse a turn with it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from toolbus.parts.models.dialects.conversation import (
     model_call,
 )
 from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
-from toolbus.parts.models.dialects.endings import OPENAI_CHAT_ENDINGS, list_parts, read_end
+from toolbus.parts.models.dialects.endings import OPENAI_CHAT_ENDINGS, ended_turn, list_parts
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.parts.models.dialects.history import (
     PairedDialect,
@@ -41,36 +42,12 @@ from toolbus.parts.models.dialects.tool_choice import forced_tool
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.protocol.tool import Result, Tool
 
-# Reads responses of OpenAI's chat completions, whole or in chunks, leniently, because compatible servers differ.
-#
-# They leave out `index` or `id`, number every call 0, send a whole call in one piece or arguments as an object, and
-# send reasoning under one of several keys. What `openai_chat` writes is strict.
-
 NAME = "openai"
 # DeepSeek's key, and that of OpenRouter and newer vLLM. Reasoning goes back under the key that it came under.
 _REASONING_KEYS = ("reasoning_content", "reasoning")
 # The standard keys of a call. Others must be echoed: Gemini's endpoint of this format puts its thought signature there.
 _CALL_KEYS = frozenset(("id", "type", "function", "index"))
 _OTHER_KEYS = ("audio", "images")  # of a message, besides text, reasoning and calls
-
-
-def read_answer(answer: Any, names: NameTable) -> Turn:
-    """Reads a whole answer: its first choice.
-
-    Raises:
-        EndpointError: it is an error, or has no choice.
-    """
-    answer = as_mapping(answer)
-    if answer.get("error"):
-        raise EndpointError.of(answer)
-    choices = _objects(answer.get("choices"))
-    if not choices:
-        raise EndpointError("it answered without choices", answer)
-    choice = choices[0]
-    if choice.get("error"):
-        raise EndpointError.of(choice)
-    message, stop = _object(choice.get("message")), choice.get("finish_reason")
-    return read_message(message, names, stop, chat_usage(answer.get("usage")), _filters(choice))
 
 
 def _filters(choice: Mapping[str, Any]) -> str:
@@ -92,27 +69,19 @@ def read_message(
     _, reasoning = reasoning_of(message)
     entries = _objects(message.get("tool_calls"))
     calls = unique_calls(call for place, entry in enumerate(entries) if (call := _call(entry, place, names)).wire_name)
-    stop = _string(stop)
-    end = read_end(
+    return ended_turn(
         OPENAI_CHAT_ENDINGS,
-        stop,
-        text=text or refusal,
-        calls=calls,
-        reason=reason,
-        nameless=len(entries) > len(calls),
-        other=any(message.get(key) for key in _OTHER_KEYS),
-    )
-    return Turn(
-        text=text or refusal,
-        calls=end.calls,
-        reasoning=reasoning or thinking,
+        _string(stop),
         dialect=NAME,
         raw=({"role": "assistant", **message},),
-        stop=stop,
-        ending="refused" if refusal else end.ending,
-        reason=refusal or end.reason,
+        text=text or refusal,
+        reasoning=reasoning or thinking,
+        calls=calls,
         usage=usage,
-        retry=end.retry and not refusal,
+        reason=reason,
+        refusal=refusal,
+        nameless=len(entries) > len(calls),
+        other=any(message.get(key) for key in _OTHER_KEYS),
     )
 
 
@@ -142,11 +111,6 @@ def _object(value: Any) -> Json:
 
 def _objects(value: Any) -> list[Json]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, (list, tuple)) else []
-
-
-def named_calls(calls: Any) -> list[Json]:
-    """Returns the calls that name a function; calls without a name are neither made nor echoed."""
-    return [entry for entry in _objects(calls) if _object(entry.get("function")).get("name")]
 
 
 def _string(value: Any) -> str:
@@ -372,7 +336,18 @@ class OpenAIChat(PairedDialect):
         return declaration
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
-        return read_answer(answer, names)
+        """As in `Dialect`: reads the first choice."""
+        answer = as_mapping(answer)
+        if answer.get("error"):
+            raise EndpointError.of(answer)
+        choices = _objects(answer.get("choices"))
+        if not choices:
+            raise EndpointError("it answered without choices", answer)
+        choice = choices[0]
+        if choice.get("error"):
+            raise EndpointError.of(choice)
+        message, stop = _object(choice.get("message")), choice.get("finish_reason")
+        return read_message(message, names, stop, chat_usage(answer.get("usage")), _filters(choice))
 
     def stream(self, names: NameTable) -> TurnStream:
         return ChatStream(names)
@@ -396,7 +371,8 @@ class OpenAIChat(PairedDialect):
 
     def echo(self, turn: Turn) -> list[Json] | None:
         message = copy.deepcopy(dict(turn.raw[0]))
-        entries = named_calls(message.get("tool_calls"))
+        # Calls without a name are neither made nor echoed.
+        entries = [each for each in _objects(message.get("tool_calls")) if _object(each.get("function")).get("name")]
         if len(entries) != len(turn.calls):
             return None
         message["role"] = "assistant"

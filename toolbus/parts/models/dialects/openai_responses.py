@@ -1,7 +1,6 @@
 """Writes OpenAI's Responses: a conversation is a list of items, of which a call and its answer are two.
 
-The model's output items are echoed unchanged, reasoning included: a reasoning model continues where it was. Responses
-are read in `openai_responses_answer`.
+The model's output items are echoed unchanged, reasoning included: a reasoning model continues where it was.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from toolbus.parts.models.dialects.call_arguments import (
 )
 from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, Usage, model_call
 from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
-from toolbus.parts.models.dialects.endings import RESPONSES_ENDINGS, read_end
+from toolbus.parts.models.dialects.endings import RESPONSES_ENDINGS, ended_turn
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.parts.models.dialects.history import (
     PairedDialect,
@@ -39,18 +38,6 @@ from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.protocol.tool import Result, Tool
 
 NAME = "openai-responses"
-
-
-def read_answer(answer: Any, names: NameTable) -> Turn:
-    """Reads a whole response.
-
-    Raises:
-        EndpointError: it is an error.
-    """
-    answer = as_mapping(answer)
-    if answer.get("error"):
-        raise EndpointError.of(answer)
-    return _whole_turn(answer, _objects(answer.get("output")), names)
 
 
 def _whole_turn(
@@ -87,27 +74,21 @@ def turn_of(
         if item.get("type") == "function_call" and item.get("name")
     ]
     contents = [item.get("content") for item in output if item.get("type") == "message"]
-    text, refusal = "".join(map(_text, contents)), "".join(map(_refusal, contents))
+    text = "".join(map(_text, contents))
+    refusal = "".join(str(part.get("refusal") or "") for content in contents for part in _objects(content))
     reasoning = [item for item in output if item.get("type") == "reasoning"]
-    end = read_end(
+    return ended_turn(
         RESPONSES_ENDINGS,
         stop,
-        text=text,
-        calls=unique_calls(calls),
-        nameless=len(entries) > len(calls),
-        other=len(output) > len(contents) + len(entries) + len(reasoning),
-    )
-    return Turn(
-        text=text,
-        calls=end.calls,
-        reasoning="\n\n".join(filter(None, (_text(item.get("content") or item.get("summary")) for item in reasoning))),
         dialect=NAME,
         raw=tuple(output),
-        stop=stop,
-        ending="refused" if refusal else end.ending,
-        reason=refusal or end.reason,
+        text=text,
+        reasoning="\n\n".join(filter(None, (_text(item.get("content") or item.get("summary")) for item in reasoning))),
+        calls=unique_calls(calls),
         usage=usage,
-        retry=end.retry and not refusal,
+        refusal=refusal,
+        nameless=len(entries) > len(calls),
+        other=len(output) > len(contents) + len(entries) + len(reasoning),
     )
 
 
@@ -116,11 +97,6 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in _objects(content))
-
-
-def _refusal(content: Any) -> str:
-    """Returns the text with which the model refuses to answer; "" if it does not."""
-    return "" if isinstance(content, str) else "".join(str(part.get("refusal") or "") for part in _objects(content))
 
 
 class ResponseStream(TurnStream):
@@ -193,20 +169,18 @@ class ResponseStream(TurnStream):
         item_id = event.get("item_id")
         place = event.get("output_index", item_id)
         ids = {"id": item_id} if item_id else {}
-        known = self._find(ids, place)
-        if known is None:
-            known = _ArrivingItem(default | ids, place)
-            self._items.append(known)
+        known = self._find(ids, place) or self._new(default | ids, place)
         known.own_events = known.own_events or known.item.get("id") == item_id
         return known
+
+    def _new(self, item: Json, place: Hashable) -> _ArrivingItem:
+        self._items.append(_ArrivingItem(item, place))
+        return self._items[-1]
 
     def _item(self, event: Mapping[str, Any]) -> list[Delta]:
         item = dict(event.get("item") or {})
         place = event.get("output_index", item.get("id", len(self._items)))
-        known = self._find(item, place)
-        if known is None:
-            known = _ArrivingItem(item, place)
-            self._items.append(known)
+        known = self._find(item, place) or self._new(item, place)
         known.take(item, ended=event.get("type") == "response.output_item.done")
         return []
 
@@ -332,7 +306,10 @@ class OpenAIResponses(PairedDialect):
         }
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
-        return read_answer(answer, names)
+        answer = as_mapping(answer)
+        if answer.get("error"):
+            raise EndpointError.of(answer)
+        return _whole_turn(answer, _objects(answer.get("output")), names)
 
     def stream(self, names: NameTable) -> TurnStream:
         return ResponseStream(names)

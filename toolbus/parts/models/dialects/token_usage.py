@@ -14,7 +14,6 @@ from typing import Any
 
 from toolbus.parts.models.dialects.conversation import Usage, add_counts
 from toolbus.parts.models.dialects.export import Export
-from toolbus.protocol.tool import Tool
 
 
 def chat_usage(usage: Any) -> Usage | None:
@@ -131,20 +130,3 @@ def estimate_tokens(value: Export | Any) -> int:
 def costs(export: Export) -> dict[str, int]:
     """Returns the tokens of each exported tool, by its name on the bus, in the order of the export."""
     return {name: estimate_tokens(tool) for name, tool in zip(export.names.to_wire, export.tools, strict=True)}
-
-
-class CostCache:
-    """Estimates the tools of successive exports, each tool once: serializing a whole catalog takes milliseconds."""
-
-    def __init__(self) -> None:
-        self._costs: dict[tuple[str, Tool], int] = {}  # of the newest export, by name on the wire and tool
-
-    def of(self, export: Export) -> dict[str, int]:
-        """Returns the same as `costs`. All exports must be of one dialect."""
-        keys = [(wire, export.kept[name]) for name, wire in export.names.to_wire.items()]
-        cached = [self._costs.get(key) for key in keys]
-        counts = [
-            estimate_tokens(tool) if count is None else count for count, tool in zip(cached, export.tools, strict=True)
-        ]
-        self._costs = dict(zip(keys, counts, strict=True))
-        return dict(zip(export.names.to_wire, counts, strict=True))

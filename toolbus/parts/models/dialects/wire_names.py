@@ -7,6 +7,7 @@ mapped name at a separator would find tools that were not offered.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
@@ -108,11 +109,6 @@ def stem_of(name: str, rule: NameRule) -> str:
 def _hashed(name: str, stem: str, rule: NameRule, taken: Container[str]) -> str:
     """Returns a name that is not taken: the beginning of the stem and a hash of the whole name."""
     start = (stem or "tool")[: rule.max_length - _HASH_LENGTH - 1]
-    attempt = 0
-    while (candidate := f"{start}_{_digest(name, attempt)}") in taken:
-        attempt += 1
-    return candidate
-
-
-def _digest(name: str, attempt: int) -> str:
-    return hashlib.sha256(f"{name}\0{attempt}".encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_LENGTH]
+    texts = (f"{name}\0{attempt}".encode("utf-8", "surrogatepass") for attempt in itertools.count())
+    candidates = (f"{start}_{hashlib.sha256(text).hexdigest()[:_HASH_LENGTH]}" for text in texts)
+    return next(candidate for candidate in candidates if candidate not in taken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from toolbus.common.reader import Reader
 from toolbus.errors import SetupError
 from toolbus.parts.models.embeddings import EmbedderChoice
 from toolbus.parts.models.loop.approval import is_destructive
@@ -14,17 +15,12 @@ from toolbus.parts.models.loop.tool_source import comes_from_no_file
 from toolbus.protocol.tool import KIB, MAX_TIMEOUT_SECONDS, Tool
 
 MIN_TOOLS = 8  # three of them may be the loop's own
-_NUMBERS = (
-    "rounds",
-    "max_parallel",
-    "max_calls",
-    "repeats",
-    "retries",
-    "extension_most",
-    "rounds_most",
-    "list_timeout",
-)
-_NUMBERS_OR_NONE = ("call_timeout", "max_tools", "result_bytes")
+_COUNTS = {  # the least and the most of each
+    **dict.fromkeys(("rounds", "max_parallel", "max_calls"), (1, None)),
+    **dict.fromkeys(("repeats", "retries"), (0, None)),
+    "extension_most": (1, 20),
+    "rounds_most": (1, 25),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +83,12 @@ class LoopSettings:
     unknown_links: UnknownLinks = "keep"
 
     def __post_init__(self) -> None:
-        for name in (*_NUMBERS, *_NUMBERS_OR_NONE):
+        for name, bounds in _COUNTS.items():
+            object.__setattr__(self, name, Reader(getattr(self, name), name).whole(*bounds))
+        for name in ("list_timeout", "call_timeout", "max_tools", "result_bytes"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) and not (value is None and name in _NUMBERS_OR_NONE):
+            if not isinstance(value, int | float) and (value is not None or name == "list_timeout"):
                 raise SetupError(f"{name} is {value!r}, it must be a number")
-        for name, least in (("rounds", 1), ("max_parallel", 1), ("max_calls", 1), ("repeats", 0), ("retries", 0)):
-            if getattr(self, name) < least:
-                raise SetupError(f"{name} is {getattr(self, name)}, it must be {least} or more")
-        if not 1 <= self.extension_most <= 20:
-            raise SetupError(f"extension_most is {self.extension_most}, it must be from 1 to 20")
-        if not 1 <= self.rounds_most <= 25:
-            raise SetupError(f"rounds_most is {self.rounds_most}, it must be from 1 to 25")
         if self.call_timeout is not None and not 0 < self.call_timeout <= MAX_TIMEOUT_SECONDS:
             raise SetupError(
                 f"call_timeout is {self.call_timeout:g}, it must be above 0 and at most {MAX_TIMEOUT_SECONDS:g}; "

@@ -264,12 +264,19 @@ class RoundBudget:
         self.rounds = settings.rounds
         self._max_extension = settings.extension_most
         self._max_rounds = max(settings.rounds_most, settings.rounds)
-        self._tool = extension_tool(settings)
-
-    @property
-    def tool(self) -> Tool:
-        """The tool's declaration; it stays the same during a turn, for prompt caches."""
-        return self._tool
+        count = {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": settings.extension_most,
+            "default": min(EXTENSION_DEFAULT, settings.extension_most),
+            "description": "How many more rounds",
+        }
+        self.tool = Tool(  # it stays the same during a turn, for prompt caches
+            EXTEND_TOOL_LOOP,
+            f"You may call tools in {settings.rounds} rounds before you have to answer. Call this together with your "
+            "other calls when the task needs more of them. Do NOT call it when you can already answer.",
+            json.dumps({"type": "object", "properties": {"rounds": count}}),
+        )
 
     def extend(self, arguments_json: str) -> Result:
         """Answers a call of the tool."""
@@ -292,23 +299,6 @@ class RoundBudget:
         return Result(output_json=json.dumps({"granted": granted, "rounds_in_all": self.rounds}))
 
 
-def extension_tool(settings: LoopSettings) -> Tool:
-    """Returns the declaration of `extend_tool_loop`."""
-    rounds = {
-        "type": "integer",
-        "minimum": 1,
-        "maximum": settings.extension_most,
-        "default": min(EXTENSION_DEFAULT, settings.extension_most),
-        "description": "How many more rounds",
-    }
-    return Tool(
-        EXTEND_TOOL_LOOP,
-        f"You may call tools in {settings.rounds} rounds before you have to answer. Call this together with your other "
-        "calls when the task needs more of them. Do NOT call it when you can already answer.",
-        json.dumps({"type": "object", "properties": {"rounds": rounds}}),
-    )
-
-
 class LoopTools:
     """The loop's own tools in one turn, and in deferred mode the choice among the tools of the source.
 
@@ -321,6 +311,9 @@ class LoopTools:
         items: the conversation so far: the tools that it called or requested are offered again.
         also: names of tools that are offered from the start; unknown ones are ignored.
         automatic: creates the mode when it begins by itself; None: it does not.
+
+    Attributes:
+        limited: whether deferred mode began by itself.
     """
 
     def __init__(
@@ -336,7 +329,7 @@ class LoopTools:
         self._settings = settings
         self._deferred: DeferredTools | None = None  # None if every tool is offered
         self._automatic = automatic
-        self._suggests = False  # whether the mode began by itself
+        self.limited = False
         self._tools: tuple[Tool, ...] = (self.extension.tool,) if settings.extension else ()
         self._answers: dict[str, Callable[[str], Result]] = {}
         if settings.extension:
@@ -357,11 +350,6 @@ class LoopTools:
         return None if self._deferred is None else self._deferred.injected
 
     @property
-    def limited(self) -> bool:
-        """Whether deferred mode began by itself."""
-        return self._suggests
-
-    @property
     def hidden(self) -> int:
         """How many tools of the catalog the model is not offered, but finds with `search_tools`."""
         return 0 if self._deferred is None else self._deferred.hidden
@@ -380,7 +368,7 @@ class LoopTools:
         too_many = max_tools is not None and len(self._tools) + len(tools) > max_tools
         if self._deferred is None and self._automatic is not None and too_many:
             self._defer(self._automatic())
-            self._suggests = True
+            self.limited = True
         if self._deferred is None:
             return
         self._deferred.limit = None if max_tools is None else max_tools - len(self._tools)
@@ -390,7 +378,7 @@ class LoopTools:
             for need in needs_of(self._items, requests=self._settings.keep_injected):
                 if isinstance(need, tuple):
                     self._deferred.offer(need)
-                elif self._suggests:
+                elif self.limited:
                     await asyncio.to_thread(self._deferred.suggest, need)
             self._deferred.offer(self._also)
 
@@ -439,9 +427,5 @@ def _injected_by(answered: Answered) -> list[str]:
     if answered.call.name != REQUEST_TOOL_INJECTION or not answered.call.known:
         return []
     output = object_of(answered.result)
-    names = [name for key in ("injected", "already_offered") for name in _list(output.get(key))]
-    return [name for name in names if isinstance(name, str)]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    lists = (output.get(key) for key in ("injected", "already_offered"))
+    return [name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import difflib
-import functools
 import logging
 import time
 from collections import defaultdict
@@ -25,7 +24,7 @@ from toolbus.parts.models.loop.loop_settings import LoopSettings
 from toolbus.parts.models.loop.loop_tools import LoopTools
 from toolbus.parts.models.loop.tool_source import ToolSource
 from toolbus.parts.models.loop.turn_reply import CallDone, refusal
-from toolbus.protocol.tool import CallError, Progress, Result
+from toolbus.protocol.tool import CallError, Result
 
 log = logging.getLogger("toolbus.loop")
 
@@ -174,20 +173,17 @@ class RoundCalls:
             arguments_json = outcome.arguments_json
             if outcome.edited:
                 self._edited[request.order] = arguments_json
-        return await self._call(request.call, request.order, arguments_json, export)
-
-    async def _call(self, call: ModelCall, order: int, arguments_json: str, export: Export) -> Result:
+        call, notify, place = request.call, self._notify, (self._number, request.order)
+        context = self._runner.context or NO_CONTEXT
+        attributes = {**context.attributes, "round": str(self._number), "order": str(request.order)}
         return await self._runner.source.call(
             call.name,
             arguments_json,
-            context=_with_place(self._runner.context, self._number, order),
+            context=dataclasses.replace(context, attributes=attributes),
             schema_hash=export.hashes.get(call.name, ""),
             timeout=self._runner.settings.call_timeout,
-            on_progress=None if self._notify is None else functools.partial(self._progress, self._notify, call, order),
+            on_progress=None if notify is None else lambda each: notify(CallProgress(call, each, *place)),
         )
-
-    def _progress(self, notify: Callable[[CallEvent], object], call: ModelCall, order: int, progress: Progress) -> None:
-        notify(CallProgress(call, progress, self._number, order))
 
 
 def parse_arguments(arguments_json: str) -> tuple[str, Any]:
@@ -225,12 +221,6 @@ def unknown_tool(call: ModelCall, export: Export | None) -> Result:
 def quote_name(call: ModelCall) -> str:
     """Quotes the name that a model wrote, shortened so that an invented name cannot flood the conversation."""
     return quote(call.wire_name or call.name)
-
-
-def _with_place(context: CallContext | None, number: int, order: int) -> CallContext:
-    """Returns the context of one call, with its place in the turn."""
-    context = context or NO_CONTEXT
-    return dataclasses.replace(context, attributes={**context.attributes, "round": str(number), "order": str(order)})
 
 
 def _failure(code: Code, text: str) -> Result:

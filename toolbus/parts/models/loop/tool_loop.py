@@ -63,8 +63,8 @@ from toolbus.parts.models.loop.turn_reply import (
     Reply,
     Stopped,
     conversation,
-    last_user_text,
     refusal,
+    user_text,
     without_calls,
 )
 from toolbus.parts.models.search import IndexCache
@@ -348,7 +348,7 @@ class TurnRun:
         self._runner = runner
         self._settings = runner.settings
         self._items = list(items)
-        self._notify = notify or _ignore
+        self._notify = notify or (lambda event: None)
         self._is_streamed = notify is not None
         self._calls: list[CallDone] = []
         self._round = 0  # requests to the model so far, without those that repeat one
@@ -409,7 +409,7 @@ class TurnRun:
 
     def _routed(self, rules: Sequence[Rule]) -> ModelCall | None:
         """Returns the call of the first rule that matches the user's message."""
-        export, text = self._export, last_user_text(self._items)
+        export, text = self._export, user_text(self._items[-1])
         if export is None or not text:
             return None
         routed = route(rules, text, export.kept, self._settings.may_route)
@@ -519,10 +519,6 @@ class TurnRun:
 
     def _reply(self, text: str, stopped: Stopped, reason: str = "") -> Reply:
         return Reply(text, tuple(self._items), tuple(self._calls), self._round, stopped, self._cut, reason, self._usage)
-
-
-def _ignore(event: LoopEvent) -> None:
-    """Receives the events of a turn that is not streamed."""
 
 
 def _direct_reply_text(result: Result) -> str:

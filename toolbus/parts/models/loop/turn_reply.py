@@ -15,15 +15,7 @@ from toolbus.protocol.tool import CallError, Result
 Messages: TypeAlias = str | Sequence[HistoryItem]
 
 Stopped: TypeAlias = Literal[
-    "answered",
-    "direct_reply",
-    "round_limit",
-    "no_convergence",
-    "no_summary",
-    "cut",
-    "refused",
-    "failed",
-    "paused",
+    "answered", "direct_reply", "round_limit", "no_convergence", "no_summary", "cut", "refused", "failed", "paused"
 ]
 """Why a turn ended: the model answered; a tool's result is the reply; the model answered in the forced answer after the
 last round; it requested tools even then; its answer was empty after it had used tools. An incomplete answer has its
@@ -129,11 +121,6 @@ def _item(message: Any) -> HistoryItem:
     if is_text and (role == "system" or role == "user" or role == "assistant"):
         return Message(role, str(content))
     return message
-
-
-def last_user_text(items: Sequence[HistoryItem]) -> str:
-    """Returns the text of the last message; "" if it is not the user's, or has no text."""
-    return user_text(items[-1])
 
 
 def user_text(item: HistoryItem) -> str:

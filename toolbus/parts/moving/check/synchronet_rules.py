@@ -100,8 +100,5 @@ def _order(folder: Path) -> Iterator[Finding]:
 
 
 SYNCHRONET = System(
-    "synchronet",
-    "Synchronet",
-    rules={".js": (_missing_names, _loads, _syntax, _names)},
-    folder_rules=(_order,),
+    "synchronet", "Synchronet", rules={".js": (_missing_names, _loads, _syntax, _names)}, folder_rules=(_order,)
 )

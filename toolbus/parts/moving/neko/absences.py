@@ -32,8 +32,7 @@ _MEMORY = Absence("searches the memories of the main server", "Take what the too
 _SYSTEM = Absence("reads the main server's configuration", "Use self.config, os.environ or the platform module.")
 
 _PROFILES = Absence(
-    "switches between sets of configuration",
-    "Use self.config.set(path, value), or one plugin.toml for each set.",
+    "switches between sets of configuration", "Use self.config.set(path, value), or one plugin.toml for each set."
 )
 
 RAISING: dict[str, Absence] = {

@@ -324,10 +324,7 @@ _ABSENT_CLASSES: dict[str, Absence] = {
         _INNER,
     ),
     **dict.fromkeys(("OsActivitySnapshot", "get_os_activity_snapshot"), _ACTIVITY),
-    **dict.fromkeys(
-        ("CallChain", "AsyncCallChain", "get_call_chain", "get_call_depth", "is_in_call_chain"),
-        _CHAIN,
-    ),
+    **dict.fromkeys(("CallChain", "AsyncCallChain", "get_call_chain", "get_call_depth", "is_in_call_chain"), _CHAIN),
 }
 _SETTINGS = Absence("checks configuration with pydantic", "Install pydantic, or read self.config.")
 

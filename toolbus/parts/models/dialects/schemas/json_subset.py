@@ -31,25 +31,19 @@ _OUTSIDE = _ABOUT | {"enum", "oneOf", "required"}  # keywords beside alternative
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
-class JsonSubset:
-    """Writes the keywords that Gemini reads.
+def json_subset(root: dict[str, Any], report: LossReport, *, grammar: bool = False) -> dict[str, Any]:
+    """Returns the schema of a plain root in the keywords that Gemini reads.
 
     Args:
         grammar: whether to write those that engines of grammars have in common instead.
     """
-
-    def __init__(self, *, grammar: bool = False) -> None:
-        self._grammar = grammar
-
-    def __call__(self, root: dict[str, Any], report: LossReport) -> dict[str, Any]:
-        """Returns the schema of a plain root."""
-        merger = Merger(report)
-        merged = merger.root(root)
-        writing = _Writing(report, Words(report, merger.definitions), self._grammar)
-        schema = writing.schema(merged, report.tool)
-        if merger.definitions:
-            schema["$defs"] = {name: writing.schema(each, name) for name, each in merger.definitions.items()}
-        return schema
+    merger = Merger(report)
+    merged = merger.root(root)
+    writing = _Writing(report, Words(report, merger.definitions), grammar)
+    schema = writing.schema(merged, report.tool)
+    if merger.definitions:
+        schema["$defs"] = {name: writing.schema(each, name) for name, each in merger.definitions.items()}
+    return schema
 
 
 class _Writing:

@@ -94,6 +94,15 @@ class LossReport:
         self.visits += 1
         self._losses[Loss(self.tool, self.path(schema), keyword, why)] = None
 
+    def drop(self, schema: Mapping[str, Any], keyword: str, value: Any, rule: str) -> None:
+        """Reports that a value, of a keyword or in it, was dropped since it is not what the rule names."""
+        self.lose(schema, keyword, f"{excerpt(value)} is not {rule} and was dropped")
+
+    def drop_reference(self, schema: Mapping[str, Any], reference: Any) -> None:
+        """Reports that a reference was dropped, which has no target."""
+        why = f"{excerpt(reference)} does not point to a schema of this tool and was dropped"
+        self.lose(schema, "$ref", why)
+
     def keep_first(self, count: int) -> None:
         """Drops all losses but the first: those of a failed attempt."""
         for loss in list(self._losses)[count:]:

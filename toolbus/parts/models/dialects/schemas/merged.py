@@ -118,9 +118,7 @@ class Merger:
                 return
         check = CHECKS.get(keyword)
         if check is not None and not check(value):
-            self._report.lose(
-                part.schema, keyword, f"{excerpt(value)} is not a valid value of {keyword} and was dropped"
-            )
+            self._report.drop(part.schema, keyword, value, f"a valid value of {keyword}")
         elif keyword not in merged:
             merged[keyword] = value
         elif keyword == "type":
@@ -165,7 +163,7 @@ class Merger:
 
     def _is(self, part: Part, keyword: str, value: Any, valid: bool, what: str) -> bool:
         if not valid:
-            self._report.lose(part.schema, keyword, f"{excerpt(value)} is not {what} and was dropped")
+            self._report.drop(part.schema, keyword, value, what)
         return valid
 
     def _written(self, keyword: str, children: Any) -> Any:
@@ -270,33 +268,31 @@ def types_of_values(values: Any) -> Any:
 
 _OF_ROOT = frozenset(("type", "properties", "required"))
 _OF_PROPERTY = frozenset(("type", "items", "enum"))
+_OF_VALUES = frozenset(("const", "enum", "type"))  # of an alternative that is nothing but a list of values
 _ABOUT = frozenset(("title", "description", "default", "examples", "example", "deprecated"))
 
 
-class FlatProperties:
-    """Writes the root's properties with few fields each.
+def flat_properties(root: dict[str, Any], report: LossReport) -> dict[str, Any]:
+    """Returns the schema of a plain root, whose properties have few fields each.
 
     What concerns the root itself stands in its ``description``, for the description of the tool: no client sends it.
     """
-
-    def __call__(self, root: dict[str, Any], report: LossReport) -> dict[str, Any]:
-        """Returns the schema of a plain root."""
-        merger = Merger(report)
-        merged = merger.root(root)
-        words = Words(report, merger.definitions)
-        schema: dict[str, Any] = {"type": "object", "properties": {}}
-        for name, value in merged["properties"].items():
-            if value is False:
-                report.lose(merged, "properties", f"{excerpt(name)}: false allows nothing, it was left out")
-            else:
-                schema["properties"][name] = _property(name, {} if value is True else value, words, report)
-        if required := merged.get("required"):
-            schema["required"] = required
-        if merger.definitions and any(_refers(each.get("items")) for each in schema["properties"].values()):
-            schema["$defs"] = merger.definitions
-        if description := words.describe(merged, _OF_ROOT, report.tool):
-            schema["description"] = description
-        return schema
+    merger = Merger(report)
+    merged = merger.root(root)
+    words = Words(report, merger.definitions)
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
+    for name, value in merged["properties"].items():
+        if value is False:
+            report.lose(merged, "properties", f"{excerpt(name)}: false allows nothing, it was left out")
+        else:
+            schema["properties"][name] = _property(name, {} if value is True else value, words, report)
+    if required := merged.get("required"):
+        schema["required"] = required
+    if merger.definitions and any(_refers(each.get("items")) for each in schema["properties"].values()):
+        schema["$defs"] = merger.definitions
+    if description := words.describe(merged, _OF_ROOT, report.tool):
+        schema["description"] = description
+    return schema
 
 
 def _refers(value: Any) -> bool:
@@ -335,7 +331,7 @@ def _chosen(schema: dict[str, Any], report: LossReport) -> dict[str, Any]:
     nullable = len(others) < len(branches)
     if len(others) == 1 and base.keys() & others[0].keys() <= _ABOUT:
         base = _united(others[0], base)
-    elif others and not base.keys() - _ABOUT and all(_lists_values(branch) for branch in others):
+    elif others and not base.keys() - _ABOUT and all(_values(each) and each.keys() <= _OF_VALUES for each in others):
         base["enum"] = list(dict.fromkeys(value for branch in others for value in _values(branch)))
         base["type"] = types_of_values(base["enum"])
     else:
@@ -370,11 +366,6 @@ def _united(branch: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     if texts:
         united["description"] = "\n".join(texts)
     return united
-
-
-def _lists_values(branch: dict[str, Any]) -> bool:
-    """Tells whether an alternative is nothing but a list of values."""
-    return bool(_values(branch)) and not branch.keys() - {"const", "enum", "type"}
 
 
 def _types_of(branch: dict[str, Any]) -> list[str]:

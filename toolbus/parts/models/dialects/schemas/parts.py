@@ -7,6 +7,7 @@ merged here. `rewrite` merges parts into one schema again.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,7 @@ class Parts:
         if values is None:
             return []
         if not isinstance(values, list) or not values:
-            self._report.lose(part.schema, keyword, f"{excerpt(values)} is not a list of schemas and was dropped")
+            self._report.drop(part.schema, keyword, values, "a list of schemas")
             return []
         schemas: list[Part | bool] = []
         for value in values:
@@ -121,7 +122,7 @@ class Parts:
             elif isinstance(value, bool):
                 schemas.append(value)
             else:
-                self._report.lose(part.schema, keyword, f"{excerpt(value)} is not a schema and was dropped")
+                self._report.drop(part.schema, keyword, value, "a schema")
         return schemas
 
     def _targets(self, part: Part) -> list[Part] | None:
@@ -139,9 +140,7 @@ class Parts:
         if target is False:
             return None
         if target is None:
-            self._report.lose(
-                part.schema, "$ref", f"{excerpt(reference)} does not point to a schema of this tool and was dropped"
-            )
+            self._report.drop_reference(part.schema, reference)
         elif isinstance(target, dict) and self.ends(reference, part):
             targets.append(self.cut(reference, target, part))
         elif isinstance(target, dict):
@@ -174,14 +173,15 @@ class Parts:
         size = self._sizes.get(id(schema))
         if size is None:
             own = {key: value for key, value in schema.items() if key not in _SCHEMAS_INSIDE}
-            names = sum(len(key) for key in (*schema, *_keys(schema.get("properties"))))
+            properties = schema.get("properties")
+            names = sum(map(len, (*schema, *(properties if isinstance(properties, dict) else ()))))
             size = self._sizes[id(schema)] = len(json.dumps(own, ensure_ascii=False)) + names + 20
         return size
 
 
 def types_of(parts: list[Part], report: LossReport) -> frozenset[str]:
     """Returns the types that all parts allow; all types if no part names one."""
-    allowed = _widened(TYPES)
+    allowed = widened(TYPES)
     for part in parts:
         own = _types(part, report)
         if not allowed & own:
@@ -209,11 +209,11 @@ def values_of(part: Part) -> list[Any] | None:
 
 
 def _types(part: Part, report: LossReport) -> frozenset[str]:
-    kind, types = part.get("type"), _widened(TYPES)
+    kind, types = part.get("type"), widened(TYPES)
     if kind is not None and is_type(kind):
-        types = _widened([kind] if isinstance(kind, str) else kind)
+        types = widened([kind] if isinstance(kind, str) else kind)
     elif kind is not None:
-        report.lose(part.schema, "type", f"{excerpt(kind)} is not a type of JSON Schema and was dropped")
+        report.drop(part.schema, "type", kind, "a type of JSON Schema")
     nullable = part.get("nullable") is True
     values = values_of(part)
     if values is not None:
@@ -226,9 +226,6 @@ def _types(part: Part, report: LossReport) -> frozenset[str]:
     return types | {"null"} if nullable else types
 
 
-def _widened(types: Any) -> frozenset[str]:
+def widened(types: Collection[str]) -> frozenset[str]:
+    """Returns types with integer where number is among them."""
     return frozenset(types) | ({"integer"} if "number" in types else set())
-
-
-def _keys(value: Any) -> list[str]:
-    return list(value) if isinstance(value, dict) else []

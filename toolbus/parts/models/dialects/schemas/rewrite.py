@@ -12,7 +12,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
-from toolbus.parts.models.dialects.schemas.parts import ANY_TYPE, Part, Parts, TooLarge, inferred, types_of, values_of
+from toolbus.parts.models.dialects.schemas.parts import (
+    ANY_TYPE,
+    Part,
+    Parts,
+    TooLarge,
+    inferred,
+    types_of,
+    values_of,
+    widened,
+)
 from toolbus.protocol.json_schema import CHECKS, TYPES, is_number, of_type
 from toolbus.protocol.patterns import PatternRule, Unreadable, in_words
 
@@ -64,9 +73,7 @@ class Keywords:
             return None
         value = part.schema[keyword]
         if not CHECKS[keyword](value):
-            self._report.lose(
-                part.schema, keyword, f"{excerpt(value)} is not a valid value of {keyword} and was dropped"
-            )
+            self._report.drop(part.schema, keyword, value, f"a valid value of {keyword}")
             return None
         return value
 
@@ -145,7 +152,7 @@ class Keywords:
             if edge is None or edge is False:
                 continue
             if not is_number(edge):
-                self._report.lose(part.schema, exclusive, f"{excerpt(edge)} is not a number and was dropped")
+                self._report.drop(part.schema, exclusive, edge, "a number")
             elif kind == "integer":
                 bounds.append(math.floor(edge) + 1 if keyword == "minimum" else math.ceil(edge) - 1)
             else:
@@ -174,36 +181,30 @@ _ANY_TYPE_OFFERED = "it does not name a type, so it is offered as a choice of al
 _TEXT = {"type": "string"}
 
 
-class Rewriter:
-    """Writes schemas anew, in few keywords.
+def rewrite(
+    root: dict[str, Any], report: LossReport, *, keywords: frozenset[str], patterns: PatternRule
+) -> dict[str, Any]:
+    """Returns a plain object schema, written anew in few keywords.
 
     Args:
         keywords: those that the provider knows.
         patterns: writes the values of `pattern`.
+
+    Raises:
+        Inexpressible: it is too large with its references expanded.
     """
-
-    def __init__(self, keywords: frozenset[str], *, patterns: PatternRule) -> None:
-        self._known = keywords | _REPLACED
-        self._patterns = patterns
-
-    def __call__(self, root: dict[str, Any], report: LossReport) -> dict[str, Any]:
-        """Returns a plain object schema in the given keywords.
-
-        Raises:
-            Inexpressible: it is too large with its references expanded.
-        """
-        before = len(report.losses)
-        for levels in _LEVELS:
-            try:
-                schema = _Rewriting(self._known, self._patterns, report, levels).schema([Part(root)], 0)
-            except TooLarge:
-                report.keep_first(before)
-                continue
-            if schema is None or schema.get("type") != "object":
-                raise Inexpressible("the root of its schema allows no object: give it properties that can be satisfied")
-            schema.setdefault("properties", {})
-            return schema
-        raise Inexpressible("its schema exceeds 512 KiB with its references expanded: use fewer or smaller references")
+    before = len(report.losses)
+    for levels in _LEVELS:
+        try:
+            schema = _Rewriting(keywords | _REPLACED, patterns, report, levels).schema([Part(root)], 0)
+        except TooLarge:
+            report.keep_first(before)
+            continue
+        if schema is None or schema.get("type") != "object":
+            raise Inexpressible("the root of its schema allows no object: give it properties that can be satisfied")
+        schema.setdefault("properties", {})
+        return schema
+    raise Inexpressible("its schema exceeds 512 KiB with its references expanded: use fewer or smaller references")
 
 
 class _Rewriting:
@@ -288,8 +289,9 @@ class _Rewriting:
             Part(one.schema, one.references, one.done | _FOLLOWED | ({keyword} if one is part else set()))
             for one in flat
         ]
-        allowed = _widened(types_of(base, self._report))
-        kinds = [self._kinds(branch) for branch in branches]
+        allowed = widened(types_of(base, self._report))
+        flats = [self._parts.flat([branch]) for branch in branches]
+        kinds = [frozenset() if each is None else widened(types_of(each, self._report)) for each in flats]
         possible = [(branch, kind) for branch, kind in zip(branches, kinds, strict=True) if kind & allowed]
         with_null = nullable or any(kind == {"null"} for _, kind in possible)
         choices: list[dict[str, Any]] = []
@@ -301,10 +303,6 @@ class _Rewriting:
         if not choices:
             return {"type": "null"} if with_null else None
         return _any_of(choices)
-
-    def _kinds(self, branch: Part) -> frozenset[str]:
-        flat = self._parts.flat([branch])
-        return frozenset() if flat is None else _widened(types_of(flat, self._report))
 
     def _report_values(self, flat: list[Part], schema: dict[str, Any] | None, branch: bool) -> dict[str, Any] | None:
         """Returns the schema; reports defaults and examples that no alternative took. Branches are checked together."""
@@ -361,7 +359,7 @@ class _Rewriting:
             if isinstance(items, dict):
                 common.append(Part(items, part.references))
             elif items is not None and not isinstance(items, bool | list):
-                self._report.lose(part.schema, "items", f"{excerpt(items)} is not a schema and was dropped")
+                self._report.drop(part.schema, "items", items, "a schema")
             keyword = "items" if isinstance(items, list) else "prefixItems"
             rest = part.get("additionalItems")
             if isinstance(items, list) and isinstance(rest, dict):
@@ -451,10 +449,6 @@ def _add_choices(choices: list[dict[str, Any]], schema: dict[str, Any] | None) -
 
 def _any_of(choices: list[dict[str, Any]]) -> dict[str, Any]:
     return choices[0] if len(choices) == 1 else {"anyOf": choices}
-
-
-def _widened(types: frozenset[str]) -> frozenset[str]:
-    return types | {"integer"} if "number" in types else types
 
 
 def _levels(value: Any) -> int:

@@ -90,7 +90,8 @@ class _Root:
                 if not shapes:
                     return None
                 if len(shapes) > 1:
-                    self._report.lose(schema, keyword, _why_merged(keyword))
+                    why = "its alternatives were merged into one object that allows all of them"
+                    self._report.lose(schema, keyword, f"the root may not have {keyword}: {why}")
                     for branch, alternative in alternatives:
                         self._report_rules(branch, alternative)
                 self._add(shape, self._either(shapes, schema, keyword), schema)
@@ -111,12 +112,10 @@ class _Root:
                 self._report.lose(schema, keyword, why)
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict):
-            self._report.lose(
-                schema, "properties", f"{excerpt(properties)} is not an object of schemas and was dropped"
-            )
+            self._report.drop(schema, "properties", properties, "an object of schemas")
             properties = {}
         if not isinstance(required, list):
-            self._report.lose(schema, "required", f"{excerpt(required)} is not a list of names and was dropped")
+            self._report.drop(schema, "required", required, "a list of names")
             required = []
         known = {*_COMBINING, *_ALWAYS_KEPT, "type", "properties", "required", "nullable"}
         return _Shape(
@@ -132,9 +131,7 @@ class _Root:
         if isinstance(reference, str) and reference not in references:
             target = self._report.target(reference)
             if target is None:
-                self._report.lose(
-                    schema, "$ref", f"{excerpt(reference)} does not point to a schema of this tool and was dropped"
-                )
+                self._report.drop_reference(schema, reference)
             else:
                 parts.append((target, references | {reference}))
         if isinstance(all_of := schema.get("allOf"), list):
@@ -193,7 +190,3 @@ def _may_be_object(schema: dict[str, Any]) -> bool:
 
 def _joined(schemas: list[Any], keyword: str, report: LossReport, path: str) -> Any:
     return schemas[0] if len(schemas) == 1 else report.generated({keyword: schemas}, path)
-
-
-def _why_merged(keyword: str) -> str:
-    return f"the root may not have {keyword}: its alternatives were merged into one object that allows all of them"

@@ -9,16 +9,11 @@ from typing import Any
 from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
 from toolbus.parts.models.dialects.schemas.words import rule_in_words
 from toolbus.protocol.json_schema import CHECKS, LISTS, MAPS, SINGLE, draft_of, is_number
-from toolbus.protocol.patterns import (
-    MAX_REPETITIONS,
-    PatternRule,
-    Unreadable,
-    common_pattern,
-    in_words,
-)
+from toolbus.protocol.patterns import MAX_REPETITIONS, PatternRule, Unreadable, common_pattern, in_words
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+_FLAG_OF = {bound: flag for flag, bound in _EXCLUSIVE.items()}  # draft 4: it excludes the bound, and is written for it
 _RESTS = ("additionalProperties", "unevaluatedProperties")
 _KNOWN = {*MAPS, *LISTS, *SINGLE, *CHECKS}  # none of them may be null
 _NEGATING = frozenset(("not", "if"))  # they forbid or require more when their schema allows more
@@ -115,7 +110,7 @@ class _Sanitizing:
                 sanitized.pop(_EXCLUSIVE[keyword], None)
                 sanitized[keyword if value else _EXCLUSIVE[keyword]] = schema[_EXCLUSIVE[keyword]]
                 self._rewritten = True
-            elif keyword not in sanitized and not self._is_exclusive(schema, keyword):
+            elif keyword not in sanitized and not (keyword in _FLAG_OF and schema.get(_FLAG_OF[keyword]) is True):
                 sanitized[keyword] = self._keyword(schema, keyword, value, notes)
         valid = {keyword: value for keyword, value in sanitized.items() if value is not None or keyword not in _KNOWN}
         self._keep_rest_open(schema, valid, notes)
@@ -131,10 +126,6 @@ class _Sanitizing:
             texts = [valid["description"]] if valid.get("description") else []
             valid["description"] = "\n".join(dict.fromkeys([*texts, *notes]))
         return valid
-
-    def _is_exclusive(self, schema: dict[str, Any], keyword: str) -> bool:
-        """Tells whether a bound is excluded by a flag beside it, which is written in its place."""
-        return any(keyword == bound and schema.get(flag) is True for flag, bound in _EXCLUSIVE.items())
 
     def _one_of(self, schema: dict[str, Any], value: Any) -> tuple[str, Any]:
         """Returns the keyword for alternatives of which one must hold, and these."""
@@ -175,7 +166,7 @@ class _Sanitizing:
         if keyword in SINGLE:
             return self._single(schema, keyword, value)
         if keyword in CHECKS and not CHECKS[keyword](value):
-            self._report.lose(schema, keyword, f"{excerpt(value)} is not a valid value of {keyword} and was dropped")
+            self._report.drop(schema, keyword, value, f"a valid value of {keyword}")
             return None
         if keyword == "$ref":
             return self._reference(schema, value)
@@ -203,9 +194,7 @@ class _Sanitizing:
 
     def _reference(self, schema: dict[str, Any], reference: str) -> str | None:
         if self._report.target(reference) is None:
-            self._report.lose(
-                schema, "$ref", f"{excerpt(reference)} does not point to a schema of this tool and was dropped"
-            )
+            self._report.drop_reference(schema, reference)
             return None
         self.refers = True
         if not self._rules.grammar or _PLAIN_REFERENCE.fullmatch(reference):
@@ -234,7 +223,7 @@ class _Sanitizing:
             return None
         if isinstance(value, bool):
             return self._boolean(keyword, value)
-        self._report.lose(schema, keyword, f"{excerpt(value)} is not a schema and was dropped")
+        self._report.drop(schema, keyword, value, "a schema")
         return None
 
     def _boolean(self, keyword: str, value: bool) -> Any:
@@ -244,7 +233,7 @@ class _Sanitizing:
 
     def _list(self, schema: dict[str, Any], keyword: str, value: Any) -> list[Any] | None:
         if not isinstance(value, list) or not value:
-            self._report.lose(schema, keyword, f"{excerpt(value)} is not a list of schemas and was dropped")
+            self._report.drop(schema, keyword, value, "a list of schemas")
             return None
         place = "prefixItems" if keyword == "items" else keyword
         schemas = [
@@ -255,7 +244,7 @@ class _Sanitizing:
 
     def _map(self, schema: dict[str, Any], keyword: str, value: Any, notes: list[str]) -> dict[str, Any] | None:
         if not isinstance(value, dict):
-            self._report.lose(schema, keyword, f"{excerpt(value)} is not an object of schemas and was dropped")
+            self._report.drop(schema, keyword, value, "an object of schemas")
             return None
         schemas: dict[str, Any] = {}
         for name, item in value.items():

@@ -9,34 +9,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
-from toolbus.parts.models.dialects.schemas.json_subset import JsonSubset
-from toolbus.parts.models.dialects.schemas.losses import Inexpressible, Loss, LossReport
-from toolbus.parts.models.dialects.schemas.merged import FlatProperties
-from toolbus.parts.models.dialects.schemas.rewrite import Rewriter
+from toolbus.parts.models.dialects.schemas.json_subset import json_subset
+from toolbus.parts.models.dialects.schemas.losses import Inexpressible as Inexpressible
+from toolbus.parts.models.dialects.schemas.losses import Loss as Loss
+from toolbus.parts.models.dialects.schemas.losses import LossReport as LossReport
+from toolbus.parts.models.dialects.schemas.merged import flat_properties
+from toolbus.parts.models.dialects.schemas.rewrite import rewrite
 from toolbus.parts.models.dialects.schemas.root import plain_root, typed_root
 from toolbus.parts.models.dialects.schemas.sanitizer import Sanitizer
-from toolbus.parts.models.dialects.schemas.strict import StrictSchema, rewritten_schema, strict_schema
+from toolbus.parts.models.dialects.schemas.strict import StrictSchema as StrictSchema
+from toolbus.parts.models.dialects.schemas.strict import rewritten_schema, strict_schema
 from toolbus.protocol.patterns import grammar_pattern, re2_pattern
-
-__all__ = [
-    "ANTHROPIC_SCHEMAS",
-    "ANY_SCHEMAS",
-    "GEMINI_JSON_SCHEMAS",
-    "GEMINI_SCHEMAS",
-    "GRAMMAR_SCHEMAS",
-    "OLLAMA_SCHEMAS",
-    "OPENAI_SCHEMAS",
-    "Inexpressible",
-    "Loss",
-    "LossReport",
-    "Rewriting",
-    "SchemaRules",
-    "StrictSchema",
-    "convert",
-    "convert_strictly",
-]
 
 Rewriting: TypeAlias = Callable[[dict[str, Any], LossReport], dict[str, Any]]
 """Returns a new schema for a root, and reports what it lost; the root is not changed.
@@ -77,13 +63,13 @@ OPENAI_SCHEMAS = SchemaRules(_OPENAI)
 # Anthropic itself compiles patterns of ECMAScript. Servers with its format refuse the whole request for `\p{…}`
 # (z.ai) and for whatever else Python's `re` does not know.
 ANTHROPIC_SCHEMAS = SchemaRules(Sanitizer(property_names=r"[a-zA-Z0-9_.-]{1,64}"))
-GEMINI_SCHEMAS = SchemaRules(Rewriter(_GEMINI_KEYWORDS, patterns=re2_pattern))
-GEMINI_JSON_SCHEMAS = SchemaRules(JsonSubset())
-OLLAMA_SCHEMAS = SchemaRules(FlatProperties())
+GEMINI_SCHEMAS = SchemaRules(partial(rewrite, keywords=_GEMINI_KEYWORDS, patterns=re2_pattern))
+GEMINI_JSON_SCHEMAS = SchemaRules(json_subset)
+OLLAMA_SCHEMAS = SchemaRules(flat_properties)
 
 
 def _for_grammars(root: dict[str, Any], report: LossReport) -> dict[str, Any]:
-    subset = JsonSubset(grammar=True)(root, report)
+    subset = json_subset(root, report, grammar=True)
     return _OPENAI(subset, report.over(subset))
 
 
