@@ -16,7 +16,8 @@ def main() -> None:
         try:
             command = load(home)
         except SetupError as missing:
-            sys.exit(_refuse(str(missing)))
+            sys.stderr.write(f"toolbus: {missing}\n")
+            sys.exit(2)
         command(words[1:])
         return
     from toolbus.cli import terminal
@@ -30,11 +31,6 @@ def main() -> None:
         from toolbus.cli import command_line
 
         command_line.main()
-
-
-def _refuse(text: str) -> int:
-    sys.stderr.write(f"toolbus: {text}\n")
-    return 2
 
 
 __all__ = ["main"]

@@ -157,6 +157,7 @@ def _fault(question: Question, name: str, field: Mapping[str, Any], value: Any) 
 
 MAX_REFERENCES = 32  # that are followed for one value; a schema may refer to itself
 _KINDS = ("string", "integer", "number", "boolean", "array", "object", "null")
+_TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 _BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
@@ -249,7 +250,7 @@ def _types(schema: Any, root: Mapping[str, Any], left: list[int]) -> Iterator[st
         yield from declared if isinstance(declared, list) else [declared]
         return
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    yield from (_type_of(value) for value in values)
+    yield from (_TYPE_NAMES.get(type(value), "null") for value in values)
     if isinstance(reference := schema.get("$ref"), str) and left[0] > 0:
         left[0] -= 1
         yield from _types(_target(reference, root), root, left)
@@ -264,11 +265,6 @@ def _target(reference: str, root: Mapping[str, Any]) -> Any:
     for step in reference.removeprefix("#").split("/")[1:]:
         part = part.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
     return part if reference.startswith("#") else None
-
-
-def _type_of(value: Any) -> str:
-    names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-    return names.get(type(value), "null")
 
 
 def read_pair(word: str, what: str) -> tuple[str, str]:
@@ -396,7 +392,8 @@ def call(
         options["context"] = _context(pairs)
     if progress or (progress is None and not as_json and sys.stderr.isatty()):
         options["on_progress"] = show_progress
-    options |= {} if as_json else _input_options()
+    if not as_json and sys.stdin.isatty() and sys.stderr.isatty():
+        options["on_input"] = ask_person
     result = bus_client.with_host(BusTarget(bus, credential), lambda host: _make(host, name, words, options))
     if out is not None:
         _write_content(result, out, name)
@@ -413,14 +410,6 @@ def call(
 async def _make(host: Host, name: str, words: ArgumentWords, options: dict[str, Any]) -> Result:
     schema = await schema_of(host, name, options["role"], options.get("context")) if words.pairs else None
     return await host.call(name, words.text(schema), **options)
-
-
-def _input_options() -> dict[str, Any]:
-    """Returns the option by which a person answers questions of the tool; nothing where no terminal is."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return {}
-
-    return {"on_input": ask_person}
 
 
 def check_seconds(option: str, seconds: float | None) -> None:

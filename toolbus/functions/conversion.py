@@ -620,7 +620,8 @@ def _collection(kind: Any, arguments: tuple[Any, ...], above: _Above) -> Convert
 
 def _class(hint: Any, kind: type, above: _Above) -> Converter | None:
     if issubclass(kind, enum.Enum):
-        return _enum(kind)
+        members = enum_values(kind)
+        return lambda value: _one_of(members, value)
     adapter = pydantic_adapter(kind)
     if callable(validate := getattr(kind, "model_validate", getattr(adapter, "validate_python", None))):
         return typing.cast(Converter, validate)
@@ -658,11 +659,6 @@ def _plain_class(kind: Any, arguments: tuple[Any, ...], above: _Above) -> Conver
     if kind is base or base not in _KNOWN:
         return plain
     return lambda value: kind((plain or _same)(value)) if isinstance(value, _json_types(base)) else value
-
-
-def _enum(kind: type[enum.Enum]) -> Converter:
-    members = enum_values(kind)
-    return lambda value: _one_of(members, value)
 
 
 def _one_of(members: Mapping[Any, Any], value: Any) -> Any:

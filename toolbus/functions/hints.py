@@ -50,13 +50,8 @@ from toolbus.protocol.tool import Result
 
 Default = Callable[[], Any]
 
-_KEYWORDS = {
-    "ge": "minimum",
-    "gt": "exclusiveMinimum",
-    "le": "maximum",
-    "lt": "exclusiveMaximum",
-    "multiple_of": "multipleOf",
-}
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+_KEYWORDS = {**_BOUNDS, "multiple_of": "multipleOf"}
 _TEXTS = ("description", "documentation")
 _PATTERNS = ("pattern", "regex")
 _LENGTHS = {"min_length": "min", "max_length": "max"}

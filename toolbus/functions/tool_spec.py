@@ -436,9 +436,7 @@ def spec_of_method(method: Callable[..., Any]) -> ToolSpec:
     return spec_of(method) if function is None else replace(_spec_of_function(function), handler=method)
 
 
-@functools.lru_cache
-def _spec_of_function(function: Callable[..., Any]) -> ToolSpec:
-    return spec_of(function)
+_spec_of_function = functools.lru_cache(spec_of)
 
 
 def collect(owner: object) -> list[ToolSpec]:

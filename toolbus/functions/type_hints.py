@@ -167,17 +167,14 @@ def record_fields(kind: Any) -> dict[str, tuple[Any, bool]] | None:
         defaults = getattr(origin, "_field_defaults", {})
         return {name: (hints.get(name, Any), name not in defaults) for name in origin._fields}
     needed: frozenset[str] = getattr(origin, "__required_keys__", frozenset())
-    return {name: (hint, _needed(hint, name in needed)) for name, hint in hints.items()}
+    # The hint says it: `__required_keys__` is wrong if annotations are texts (PEP 563).
+    marks = {"Required": True, "NotRequired": False}
+    return {name: (hint, marks.get(special(hint), name in needed)) for name, hint in hints.items()}
 
 
 def is_record(kind: Any) -> bool:
     """Tells whether it is a dataclass, TypedDict or NamedTuple."""
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or is_typed_dict(kind) or _is_named_tuple(kind))
-
-
-def _needed(hint: Any, otherwise: bool) -> bool:
-    """Tells whether a key is required, by its hint: `__required_keys__` is wrong if annotations are texts (PEP 563)."""
-    return {"Required": True, "NotRequired": False}.get(special(hint), otherwise)
 
 
 def is_typed_dict(kind: Any) -> bool:

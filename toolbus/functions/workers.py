@@ -133,7 +133,7 @@ class Workers:
     def __init__(self, most: int, name: str) -> None:
         if most < 1:
             raise ValueError(f"workers is {most}, it must be at least 1: sync handlers need a thread to run on")
-        self.at_rest: Callable[[], object] = _nothing
+        self.at_rest: Callable[[], object] = lambda: None
         self._most = most
         self._name = name
         self._jobs: deque[Job] = deque()  # that no thread has taken yet
@@ -303,7 +303,3 @@ class Workers:
             with suppress(queue.Empty):
                 self._alarm.get(timeout=_FULL_PAUSE)
             self._is_full = False
-
-
-def _nothing() -> None:
-    """Does nothing; the default of `Workers.at_rest`."""

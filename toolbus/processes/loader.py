@@ -174,7 +174,7 @@ class Loader(Protocol):
 
     def prepare(self) -> Callable[[], None]:
         """Prepares this process for the import of a file; returns a function that undoes it if that fails."""
-        return _nothing
+        return lambda: None
 
     def load_file(self, file: Path, module: ModuleType, *, entries: bool) -> LoadedPlugin | None:
         """Returns the plugin of an imported file that makes no `Plugin`; None if it has none of this kind.
@@ -194,10 +194,6 @@ class Loader(Protocol):
             SetupError: it is of this kind and cannot be loaded.
         """
         return None
-
-
-def _nothing() -> None:
-    """Undoes nothing."""
 
 
 def loaders() -> list[Loader]:

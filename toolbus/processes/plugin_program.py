@@ -171,7 +171,9 @@ def plugin_commands(
         if isinstance(plugin, Path):
             commands[name] = Command.of_file(plugin, passed_on, own)
         else:
-            variables = _bus_address(own) | _without_quiet(usual) | requested | own
+            if usual.get("GRPC_VERBOSITY") == "NONE":  # which the command line sets for itself and for files
+                del usual["GRPC_VERBOSITY"]
+            variables = _bus_address(own) | usual | requested | own
             commands[name] = Command.of_program(plugin.find(variables), plugin.words, variables)
     return commands
 
@@ -186,11 +188,6 @@ def _check_names(taken: Sequence[str], programs: Sequence[PluginProgram]) -> Non
                 f"as in {EXAMPLE}"
             )
         names.add(program.name)
-
-
-def _without_quiet(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables without the one that silences gRPC, which the command line sets for itself and for files."""
-    return {name: value for name, value in variables.items() if (name, value) != ("GRPC_VERBOSITY", "NONE")}
 
 
 def _bus_address(own: Mapping[str, str]) -> dict[str, str]:

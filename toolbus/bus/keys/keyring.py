@@ -147,7 +147,8 @@ class Keyring:
         digest = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
         identity = self._state.tokens.get(digest)
         if identity is None or self._clock() >= identity.expires:
-            self._refuse("token", digest, _shown_token(token))
+            match = _TOKEN_ID.match(token)
+            self._refuse("token", digest, f"the token {match[1]}" if match else "this token")
         return identity
 
     def identity_of_certificate(self, fingerprint: str) -> Identity:
@@ -293,11 +294,6 @@ def _is_settling(old: Stamp, new: Stamp, now: float) -> bool:
     if old is None or new is None or old[0] == new[0] or old[3] != new[3]:
         return False
     return abs(now - new[0] / 1e9) < SETTLE_SECONDS
-
-
-def _shown_token(token: str) -> str:
-    match = _TOKEN_ID.match(token)
-    return f"the token {match[1]}" if match else "this token"
 
 
 def _state(file: KeysFile, server: ServerCertificate, before: _State | None) -> _State:

@@ -110,11 +110,6 @@ def parse_keys(content: bytes, place: str) -> KeysFile:
     return KeysFile(**fields, **server)
 
 
-def digest_error(value: str) -> str:
-    """Returns which rule a SHA-256 in hex breaks, "" for none."""
-    return "" if _SHA256.fullmatch(value) else "it must be 64 hex digits in lower case"
-
-
 # -- how values are read ---------------------------------------------------------------------------------------------
 
 
@@ -140,9 +135,8 @@ def _check_duplicates(keys: Mapping[str, KeyRecord], place: str) -> None:
 
 
 def _sha256(reader: Reader) -> str:
-    rule = digest_error(reader.text())
-    if rule:
-        raise reader.error(rule, "copy it from `toolbus keys show FILE`")
+    if not _SHA256.fullmatch(reader.text()):
+        raise reader.error("it must be 64 hex digits in lower case", "copy it from `toolbus keys show FILE`")
     return reader.text()
 
 

@@ -23,7 +23,7 @@ from toolbus.bus.metrics.call_counts import outcome_of
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.streams.catalog_messages import NO_CALLS, best_state
 from toolbus.bus.streams.presence import Presence
-from toolbus.bus.streams.refused_tools import Refusal, SessionRefusals
+from toolbus.bus.streams.refused_tools import SessionRefusals
 from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest
 from toolbus.protocol.tool import HINTS, level_of
@@ -115,7 +115,8 @@ class Introspection:
             return self._stats(calls, everything) if kind == "stats" else calls[:MAX_ROWS]
         if kind == "refused":
             refused = self._presence.review.refused if everything else SessionRefusals()
-            return [_refused(*each) for each in refused.listed(_ALL, principal_of(scope).identity)[:MAX_ROWS]]
+            listed = refused.listed(_ALL, principal_of(scope).identity)[:MAX_ROWS]
+            return [{"name": r.name, "source": source, "role": r.role, "error": r.error} for source, r in listed]
         if kind == "tool":
             return self._declarations(name, source, scope, everything)
         if kind == "restricted":
@@ -208,10 +209,6 @@ def _declaration(listing: ToolListing, everything: bool) -> Row:
         return row
     last_error = entry.last_error if entry.current is None else ""  # why it is offline
     return {**row, "warnings": list(entry.all_warnings), "last_error": last_error}
-
-
-def _refused(source: str, refusal: Refusal) -> Row:
-    return {"name": refusal.name, "source": source, "role": refusal.role, "error": refusal.error}
 
 
 def _plugins(listings: Iterable[ToolListing], hosts: Iterable[str], presence: Presence) -> list[Row]:

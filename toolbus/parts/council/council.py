@@ -14,7 +14,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -95,30 +95,13 @@ def assigned_tools(
             elif unlisted or again:
                 of_member.append((name, missing_tool(name, unlisted or _missing_reason(name))))
             else:
-                hint = _hint(name, tools) if len(skipped) < _MAX_HINTS else ""
-                skipped.append(MissingTool(member.id, name, _RULE + hint))
+                near = nearest(name, tools) if len(skipped) < _MAX_HINTS else ""
+                skipped.append(MissingTool(member.id, name, f"{_RULE}; did you mean {near}?" if near else _RULE))
     return assigned, skipped
-
-
-def log_skipped(run_id: str, skipped: Sequence[MissingTool]) -> None:
-    """Logs one warning for a run about the tools that do not exist."""
-    if skipped:
-        names = list_names(f"{each.tool!r:.80} of member {each.member_id!r:.80}" for each in skipped)
-        log.warning("council run %.80r skips %s: %s", run_id, names, skipped[0].why)
-
-
-def missing_outcome(outcome: ToolOutcome) -> ToolOutcome:
-    """Returns the failed outcome of a retry whose tool its member no longer has."""
-    return replace(outcome, success=False, content="", error=_missing_reason(outcome.tool), seconds=0.0)
 
 
 def _missing_reason(name: str) -> str:
     return f"{name} is not there now"
-
-
-def _hint(name: str, tools: Mapping[str, AvailableTool]) -> str:
-    near = nearest(name, tools)
-    return f"; did you mean {near}?" if near else ""
 
 
 MAX_CHATS = 1000
@@ -363,7 +346,9 @@ class Council:
             self._retain(run, None)
             return None
         outcomes, skipped = await self._outcomes(run, active, again=False)
-        log_skipped(run.run_id, skipped)
+        if skipped:
+            names = list_names(f"{each.tool!r:.80} of member {each.member_id!r:.80}" for each in skipped)
+            log.warning("council run %.80r skips %s: %s", run.run_id, names, skipped[0].why)
         return await self._finish(run, outcomes, outcomes, skipped=skipped)
 
     async def retry(
@@ -401,7 +386,8 @@ class Council:
         by_key = {outcome.key: outcome for outcome in fresh}
         for outcome in deliberation.failed:
             if outcome.key in chosen:
-                by_key.setdefault(outcome.key, missing_outcome(outcome))
+                missing = replace(outcome, success=False, content="", error=_missing_reason(outcome.tool), seconds=0.0)
+                by_key.setdefault(outcome.key, missing)
         merged = tuple(by_key.get(outcome.key, outcome) for outcome in deliberation.outcomes)
         return await self._finish(run, merged, fresh, deliberation, skipped=deliberation.skipped)
 
@@ -494,11 +480,11 @@ class Council:
     async def _notify(self, run: _Run, event: CouncilEvent) -> None:
         await notify(run.on_event, event, self._timings.event_seconds)
 
-    async def _each(self, jobs: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    async def _each(self, jobs: Iterable[Callable[[], Coroutine[Any, Any, _T]]]) -> list[_T]:
         """Runs jobs one after the other or, if the settings say so, in parallel. Cancelling it cancels them."""
         if self.settings.parallel:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_run_job(job)) for job in jobs]
+                tasks = [group.create_task(job()) for job in jobs]
             return [task.result() for task in tasks]
         results = []
         for job in jobs:
@@ -552,7 +538,3 @@ def _check_planning(settings: CouncilSettings, model: LanguageModel | None, side
     if settings.plan_arguments and model is None:
         fix = f"turn it off, or give a model ({no_model(sidecar)})"
         raise SetupError(f"plan_arguments is on, and the council has no model: {fix}", ("plan_arguments",))
-
-
-async def _run_job(job: Callable[[], Awaitable[_T]]) -> _T:
-    return await job()

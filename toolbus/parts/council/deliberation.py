@@ -367,6 +367,9 @@ class CouncilCompleted:
         }
 
 
+_OF_FAILED = ("memberId", "memberName", "toolName", "toolDisplayName", "error")
+
+
 @dataclass(frozen=True, slots=True)
 class ToolsFailed:
     """Some tools failed. Follows `CouncilCompleted`; the host uses the other results, or retries."""
@@ -384,16 +387,7 @@ class ToolsFailed:
     def described(self) -> dict[str, Any]:
         return {
             **_head("COUNCIL_TOOLS_FAILED", self.run_id, self.chat_id),
-            "failedTools": [
-                {
-                    "memberId": each.member_id,
-                    "memberName": each.member_name,
-                    "toolName": each.tool,
-                    "toolDisplayName": each.display_name,
-                    "error": each.error,
-                }
-                for each in self.failed
-            ],
+            "failedTools": [{key: each.described()[key] for key in _OF_FAILED} for each in self.failed],
             "successCount": self.success_count,
             "failedCount": self.failed_count,
         }

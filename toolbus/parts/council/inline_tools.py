@@ -23,7 +23,7 @@ from toolbus.parts.council.tool_runner import available_tools, by_any_name
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.parts.models.loop.tool_source import ToolSource
 from toolbus.parts.models.loop.turn_reply import refusal
-from toolbus.protocol.tool import CallError, Progress, Result, Tool
+from toolbus.protocol.tool import Progress, Result, Tool
 
 log = logging.getLogger("toolbus.extension")
 
@@ -176,22 +176,21 @@ class InlineTools:
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            return _failure(Code.CANCELLED, f"the call of {name[:80]!r} was cancelled before it had a result")
+            text = f"the call of {name[:80]!r} was cancelled before it had a result"
+            return refusal(Code.CANCELLED, text, Stage.UNKNOWN)
         except TimeoutError:
-            return _failure(Code.DEADLINE_EXCEEDED, f"Tool invocation {name[:80]!r} timed out")
+            text = f"Tool invocation {name[:80]!r} timed out"
+            return refusal(Code.DEADLINE_EXCEEDED, text, Stage.UNKNOWN)
         except ToolBusError as error:
-            return _failure(Code.UNAVAILABLE, str(error))
+            return refusal(Code.UNAVAILABLE, str(error), Stage.UNKNOWN)
         except Exception as error:
             log.exception("calling %r failed", name[:80])
-            return _failure(Code.INTERNAL, f"the call of {name[:80]!r} failed: {type(error).__name__}")
-        if (
-            result.output_json in ('""', "null", "")
-            and not result.content
-            and result.error is None
-            and not result.is_error
-        ):
-            return dataclasses.replace(result, output_json=json.dumps(EMPTY_RESULT))
-        return result
+            text = f"the call of {name[:80]!r} failed: {type(error).__name__}"
+            return refusal(Code.INTERNAL, text, Stage.UNKNOWN)
+        has_text = result.output_json not in ('""', "null", "")
+        if has_text or result.content or result.error is not None or result.is_error:
+            return result
+        return dataclasses.replace(result, output_json=json.dumps(EMPTY_RESULT))
 
     def changes(self) -> AsyncIterator[int]:
         """Yields the revisions of the source; see `ToolSource`."""
@@ -237,7 +236,3 @@ def _offered(tool: Tool, name: str, member: Member | None) -> Tool:
     offered = dataclasses.replace(tool.renamed(name), **changes)  # renamed first: a listed name may be invalid
     object.__setattr__(offered, "schema_hash", tool.schema_hash)
     return offered
-
-
-def _failure(code: Code, message: str) -> Result:
-    return Result(is_error=True, error=CallError(code, message, Stage.UNKNOWN))

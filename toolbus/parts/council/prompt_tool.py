@@ -1,7 +1,4 @@
-"""Defines prompt tools and runs them: a language model answers a prompt in the voice of the member.
-
-`prompt_files` reads them from files.
-"""
+"""Defines prompt tools, reads them from files and runs them: a model answers a prompt in the voice of the member."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from toolbus.common.cancellation import is_being_cancelled
 from toolbus.errors import InvalidTool, ToolBusError
 from toolbus.parts.council.deliberation import TimedOut
-from toolbus.parts.council.settings import ATTEMPTS, COUNCIL_TIMINGS, Member, SidecarSettings
+from toolbus.parts.council.settings import ATTEMPTS, COUNCIL_TIMINGS, CouncilSettings, Member, SidecarSettings
 from toolbus.parts.council.sidecar import Completion, LanguageModel, Question, ask
 from toolbus.protocol.tool import MAX_NAME, MIB, NAME
 
@@ -84,22 +81,11 @@ class PromptTool:
             object.__setattr__(self, "display_name", self.name.replace("_", " ").replace("-", " ").strip().title())
 
 
-class PromptSettings(Protocol):
-    """The settings of a council that a prompt tool uses."""
-
-    @property
-    def max_words_per_tool(self) -> int: ...  # 0: no limit
-    @property
-    def allow_user_control(self) -> bool: ...  # whether it may write actions of the user's character
-    @property
-    def timeout_seconds(self) -> float: ...
-
-
 async def run_prompt_tool(
     tool: PromptTool,
     member: Member,
     context_text: str,
-    settings: PromptSettings,
+    settings: CouncilSettings,
     model: LanguageModel,
     *,
     sidecar: SidecarSettings = _DEFAULTS,
@@ -162,7 +148,7 @@ async def _attempt(model: LanguageModel, question: Question) -> Completion | tup
     return answer if answer.text else ("the model's answer was empty", False)
 
 
-def instructions(tool: PromptTool, member: Member, settings: PromptSettings) -> str:
+def instructions(tool: PromptTool, member: Member, settings: CouncilSettings) -> str:
     """Returns the system prompt: who the member is, its task, and the rules."""
     parts = [identity(member), f"Your task now: {tool.display_name}."]
     if tool.description:
@@ -243,7 +229,8 @@ def read_prompt_tools(path: Path | str) -> PromptTools:
     problems: list[str] = []
     warnings: list[str] = []
     tools: dict[str, PromptTool] = {}
-    for place, entry in _entries(Path(path), problems):
+    entries = (each for file in _files(Path(path), problems) for each in _entries(file, problems))
+    for place, entry in entries:
         try:
             tool = _tool(entry, place, warnings)
         except InvalidTool as error:
@@ -302,12 +289,6 @@ def _schema(value: object, place: str, warnings: list[str]) -> Mapping[str, Any]
     return NO_PARAMETERS
 
 
-def _entries(path: Path, problems: list[str]) -> Iterator[tuple[str, object]]:
-    """Yields the entries of a file, or of all files of a folder by name, each with its place."""
-    for file in _files(path, problems):
-        yield from _file_entries(file, problems)
-
-
 def _files(path: Path, problems: list[str]) -> list[Path]:
     if not path.exists():
         problems.append(f"{path} does not exist: write it, or name a file or folder that does")
@@ -321,7 +302,7 @@ def _files(path: Path, problems: list[str]) -> list[Path]:
         return []
 
 
-def _file_entries(file: Path, problems: list[str]) -> Iterator[tuple[str, object]]:
+def _entries(file: Path, problems: list[str]) -> Iterator[tuple[str, object]]:
     """Yields the entries of a file, each with its place."""
     try:
         content = _parse(file)

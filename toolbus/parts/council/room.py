@@ -25,18 +25,14 @@ class CouncilRoom(Room):
         self._service: CouncilService | None = None  # None until it is loaded
         self._stopped = False
 
-    @property
-    def is_served(self) -> bool:
-        """Whether hosts can use it."""
-        return self.core.config.http != "off" or self.core.config.part(BusCouncil).council is not None
-
     def provides(self) -> Iterable[object]:
         """Returns itself: the endpoints ask it for the council."""
         return (self,)
 
     def routes(self) -> Iterable[str]:
         """Names the endpoints of the council."""
-        return ("toolbus.parts.council.routes:router",) if self.is_served else ()
+        is_used = self.core.config.http != "off" or self.core.config.part(BusCouncil).council is not None
+        return ("toolbus.parts.council.routes:router",) if is_used else ()
 
     async def open(self) -> None:
         """Reads the council file, if the configuration names one.

@@ -170,7 +170,8 @@ class CouncilFile:
 def _read(content: Any, folder: Path, environ: Mapping[str, str]) -> CouncilFile:
     entries = Reader(content, "the council file").entries()
     sidecar = _sidecar(content)
-    connections = _text_by_name(entries.pop("connections", None))
+    named = entries.pop("connections", None)
+    connections = {} if named is None else {name: each.text() for name, each in named.entries().items()}
     prompt_tools = _prompt_tools(entries.pop("prompt_tools", None), folder)
     bundled = entries.pop("bundled", None)
     return CouncilFile(
@@ -191,10 +192,6 @@ def _sidecar(content: Mapping[str, Any]) -> SidecarSettings:
     if len(described) > 1:
         raise SetupError(f"the model is described under {' and '.join(described)}, which mean the same: remove one")
     return SidecarSettings.read(next(iter(described.values()), {}))
-
-
-def _text_by_name(reader: Reader | None) -> dict[str, str]:
-    return {} if reader is None else {name: each.text() for name, each in reader.entries().items()}
 
 
 def _prompt_tools(reader: Reader | None, folder: Path) -> tuple[PromptTool, ...]:

@@ -7,6 +7,7 @@ here. A bad value is refused; an unknown key is ignored and named in a warning. 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -177,6 +178,11 @@ _SETTINGS: Keys = {
 }
 
 
+def in_camel_case(record: object, *names: str) -> dict[str, Any]:
+    """Returns fields of a record under the names that extensions know: `displayName` for display_name."""
+    return {re.sub("_([a-z])", lambda after: after[1].upper(), name): getattr(record, name) for name in names}
+
+
 DEFAULT_GENDER_IDENTITY = 3  # 0 feminine, 1 masculine, 2 neutral, 3 any
 MAX_RETENTION = 10  # earlier results of a tool that the main model gets
 
@@ -215,20 +221,9 @@ class Member:
 
     def described(self) -> dict[str, Any]:
         """Returns the twelve fields that a tool gets, under the names that extensions know (`councilMember`)."""
-        return {
-            "memberId": self.id,
-            "itemId": self.item_id,
-            "packId": self.pack_id,
-            "packName": self.pack_name,
-            "name": self.name,
-            "role": self.role,
-            "chance": self.chance,
-            "avatarUrl": self.avatar_url,
-            "definition": self.definition,
-            "personality": self.personality,
-            "behavior": self.behavior,
-            "genderIdentity": self.gender_identity,
-        }
+        names = ("item_id", "pack_id", "pack_name", "name", "role", "chance", "avatar_url")
+        about = ("definition", "personality", "behavior", "gender_identity")
+        return {"memberId": self.id, **in_camel_case(self, *names, *about)}
 
 
 class Randomness(Protocol):

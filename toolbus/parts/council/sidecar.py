@@ -126,8 +126,7 @@ def completion_of(answer: object) -> Completion:
 _PLACES: dict[str, dict[str, str]] = {
     "openai": {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_tokens", "choice": "tool_choice"},
     "openai-responses": {
-        "temperature": "temperature",
-        "top_p": "top_p",
+        **{each: each for each in ("temperature", "top_p")},
         "max_tokens": "max_output_tokens",
         "choice": "tool_choice",
     },

@@ -26,6 +26,7 @@ from toolbus.parts.council.settings import (
     CouncilTimings,
     Member,
     SidecarSettings,
+    in_camel_case,
     plan_tokens,
 )
 from toolbus.parts.council.sidecar import Completion, LanguageModel, Question, ask
@@ -70,17 +71,8 @@ class AvailableTool:
 
     def described(self) -> dict[str, Any]:
         """Returns the record as JSON shows it, under the names that extensions know."""
-        return {
-            "name": self.name,
-            "qualifiedName": self.qualified_name,
-            "displayName": self.display_name,
-            "description": self.description,
-            "source": self.source,
-            "category": self.category,
-            "kind": self.kind,
-            "available": self.available,
-            "reason": self.reason,
-        }
+        names = ("name", "qualified_name", "display_name", "description", "source", "category", "kind")
+        return in_camel_case(self, *names, "available", "reason")
 
 
 def available_tools(
@@ -162,8 +154,7 @@ FUNCTION = "call_tool"
 
 _FENCED = re.compile(r"```[a-zA-Z]*+(.*?)```", re.DOTALL)
 _LINE = re.compile(r"\s*(?:[-*•]\s+)?[\"'`*]*([^\s\"'`*:=]+)[\"'`*]*\s*[:=]\s*(.+)")
-_TRUE = frozenset(("true", "yes", "on"))
-_FALSE = frozenset(("false", "no", "off"))
+_WORDS = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}
 
 
 async def plan_arguments(
@@ -401,12 +392,11 @@ def _float(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _boolean(text: str) -> bool | None:
-    word = text.lower()
-    return True if word in _TRUE else False if word in _FALSE else None
-
-
-_READERS: dict[str, Callable[[str], Any]] = {"integer": _integer, "number": _number, "boolean": _boolean}
+_READERS: dict[str, Callable[[str], Any]] = {
+    "integer": _integer,
+    "number": _number,
+    "boolean": lambda text: _WORDS.get(text.lower()),
+}
 
 
 log = logging.getLogger("toolbus.extension")

@@ -268,7 +268,10 @@ def read_api(document: Document, settings: ApiSettings | None = None) -> Api:
             left_out.append(LeftOut(found.title, found.name, mark_unsafe(shorten(reason, 500))))
     left_out += [LeftOut(path, "", shorten(reason, 500)) for path, reason in unread_paths(document)]
     warnings = [f"no operation matches {quote(pattern)}: correct the pattern" for pattern in sorted(selection.unused)]
-    if base_url.startswith("http:") and maker.sends_secrets(tools) and not _is_loopback(base_url):
+    sends_secrets = bool(settings.headers) or any(tool.placements for tool in tools)
+    host = origin_of(base_url)[1]
+    is_local = host in ("localhost", "::1") or host.startswith("127.")
+    if base_url.startswith("http:") and sends_secrets and not is_local:
         warnings.append(f"credentials cross the network to {base_url} in plain text: use https")
     return Api(base_url, tuple(tools), tuple(left_out), tuple(warnings))
 
@@ -282,9 +285,6 @@ class _ToolMaker:
         self._base_url = base_url
         self._credentials = Credentials(document, settings.auth, settings.headers)
         self._budget = ReadBudget(MAX_STEPS)
-
-    def sends_secrets(self, tools: list[ApiTool]) -> bool:
-        return bool(self._settings.headers) or any(tool.placements for tool in tools)
 
     def make(self, found: FoundOperation) -> ApiTool:
         """Returns the tool of an operation.
@@ -407,8 +407,3 @@ def _annotations(method: str) -> Annotations:
         destructive=method == "DELETE" if method in ("DELETE", *SAFE_METHODS) else None,
         open_world=True,
     )
-
-
-def _is_loopback(url: str) -> bool:
-    host = origin_of(url)[1]
-    return host in ("localhost", "::1") or host.startswith("127.")

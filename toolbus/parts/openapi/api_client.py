@@ -254,7 +254,8 @@ class ApiClient:
             files=request.parts,
             extensions={"timeout": seconds},
         )
-        if _origin_of_sent(built.url) != self._origin:  # as httpx reads it, which connects
+        to = built.url  # as httpx reads it, which connects
+        if origin_of(f"{to.scheme}://{to.netloc.decode()}") != self._origin:
             raise ValueError("the request would leave its origin")
         received = await self._transport.handle_async_request(built)
         try:
@@ -262,10 +263,6 @@ class ApiClient:
         finally:
             await received.aclose()
         return ApiResponse(received.status_code, dict(received.headers.items()), body, is_cut, path)
-
-
-def _origin_of_sent(url: Any) -> tuple[str, str, int]:
-    return origin_of(f"{url.scheme}://{url.netloc.decode()}")
 
 
 async def _read(response: Any, limit: int) -> tuple[bytes, bool]:

@@ -48,7 +48,7 @@ from toolbus.parts.models.loop.loop_tools import LoopTools
 from toolbus.parts.models.loop.result_cut import ResultCutter
 from toolbus.parts.models.loop.round_calls import CallRunner, RoundCalls, quote_name, unknown_tool
 from toolbus.parts.models.loop.tool_source import ToolSource, missing_after_restart
-from toolbus.parts.models.loop.turn_reply import CallDone
+from toolbus.parts.models.loop.turn_reply import CallDone, refusal
 from toolbus.protocol.tool import CallError, Result
 
 
@@ -448,11 +448,6 @@ class SessionTools:
             self._notify(ToolsSent(export))
             return Sync.SENT
 
-    async def settled(self) -> None:
-        """Waits until the source's bus no longer waits for plugins, as it does after a restart."""
-        while getattr(self._source, "settling", False):
-            await asyncio.sleep(SETTLE_PAUSE)
-
     def _use(self, export: Export) -> None:
         if export.left_out and export.left_out != self.export.left_out:
             last, count = export.left_out[-1], len(export.left_out)
@@ -593,7 +588,8 @@ class RealtimeSession:
             self._report_failure("it no longer follows the catalog", error)
 
     async def _sync_when_settled(self) -> None:
-        await self._session_tools.settled()
+        while getattr(self._tools, "settling", False):
+            await asyncio.sleep(SETTLE_PAUSE)
         await self._sync_or_report()  # removes tools that were not registered again, for which no change is reported
 
     async def _sync_or_report(self) -> None:
@@ -749,7 +745,7 @@ class RealtimeSession:
             return
         call.task.cancel()
         text = f"the call of {quote_name(call.call)} was cancelled before it ended: the user interrupted"
-        call.result = Result(is_error=True, error=CallError(Code.CANCELLED, text, Stage.UNKNOWN))
+        call.result = refusal(Code.CANCELLED, text, Stage.UNKNOWN)
         self._notify(CallEnded(call.done(call.result, time.time())))
 
     # -- sending -----------------------------------------------------------------------------------------------------

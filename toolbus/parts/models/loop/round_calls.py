@@ -24,7 +24,7 @@ from toolbus.parts.models.loop.loop_settings import LoopSettings
 from toolbus.parts.models.loop.loop_tools import LoopTools
 from toolbus.parts.models.loop.tool_source import ToolSource
 from toolbus.parts.models.loop.turn_reply import CallDone, refusal
-from toolbus.protocol.tool import CallError, Result
+from toolbus.protocol.tool import Result
 
 log = logging.getLogger("toolbus.loop")
 
@@ -96,13 +96,14 @@ class RoundCalls:
             except asyncio.CancelledError:
                 if is_being_cancelled():
                     raise
-                result = _failure(Code.CANCELLED, f"the call of {quote_name(call)} was cancelled before it ended")
+                text = f"the call of {quote_name(call)} was cancelled before it ended"
+                result = refusal(Code.CANCELLED, text, Stage.UNKNOWN)
             except ToolBusError as error:
-                result = _failure(Code.UNAVAILABLE, str(error))
+                result = refusal(Code.UNAVAILABLE, str(error), Stage.UNKNOWN)
             except Exception as error:  # a provider refuses a turn with an unanswered call, so every error is a result
                 log.exception("calling %s failed", quote_name(call))
                 text = f"the call of {quote_name(call)} failed before it ended: {type(error).__name__}"
-                result = _failure(Code.INTERNAL, text)
+                result = refusal(Code.INTERNAL, text, Stage.UNKNOWN)
             ended = started + time.perf_counter() - clock
             done = CallDone(call, result, self._number, order, started, ended, self._edited.pop(order, ""))
             if self._notify is not None:
@@ -221,7 +222,3 @@ def unknown_tool(call: ModelCall, export: Export | None) -> Result:
 def quote_name(call: ModelCall) -> str:
     """Quotes the name that a model wrote, shortened so that an invented name cannot flood the conversation."""
     return quote(call.wire_name or call.name)
-
-
-def _failure(code: Code, text: str) -> Result:
-    return Result(is_error=True, error=CallError(code, text, Stage.UNKNOWN))

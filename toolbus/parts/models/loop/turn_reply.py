@@ -154,6 +154,6 @@ def without_calls(items: Iterable[HistoryItem]) -> list[HistoryItem]:
     return rewritten
 
 
-def refusal(code: Code, text: str) -> Result:
-    """Returns the result of a call that was not made."""
-    return Result(is_error=True, error=CallError(code, text, Stage.NOT_DISPATCHED))
+def refusal(code: Code, text: str, stage: Stage = Stage.NOT_DISPATCHED) -> Result:
+    """Returns the result of a call that was not made; with another stage, of one that may have been."""
+    return Result(is_error=True, error=CallError(code, text, stage))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,28 +60,12 @@ def check(
         kinds = ", ".join(SYSTEMS[origin].rules)
         terminal.fail(f"{path} has no file to check: {origin} code is in files of {kinds}", terminal.USAGE)
     if as_json:
-        terminal.print_json(_as_json(report))
+        findings = [{**asdict(each), "path": str(each.path), "effect": each.effect.value} for each in report.findings]
+        terminal.print_json({"runs": report.runs, "files": report.files, "findings": findings})
     else:
         _print(report, path)
     if not report.runs:
         raise typer.Exit(terminal.REFUSED)
-
-
-def _as_json(report: Report) -> dict[str, object]:
-    return {
-        "runs": report.runs,
-        "files": report.files,
-        "findings": [
-            {
-                "path": str(each.path),
-                "line": each.line,
-                "effect": each.effect.value,
-                "what": each.what,
-                "remedy": each.remedy,
-            }
-            for each in report.findings
-        ],
-    }
 
 
 def _print(report: Report, path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,11 @@ def _manifest(folder: Path) -> Iterator[Finding]:
     elif not (bound := _binds(code, manifest.class_name)):
         what = f"entry names the class {manifest.class_name}, which {manifest.module} does not have"
         yield Finding(file, _line(text, _LINES["entry"]), Effect.STOPS, what, "Correct entry.")
-    elif all(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or _has_no_base(each) for each in bound):
+    elif all(
+        isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(each, ast.ClassDef) and all(dotted(base) == "object" for base in each.bases))
+        for each in bound
+    ):
         what = f"entry names {manifest.class_name}, which is not a class that derives from NekoPluginBase"
         yield Finding(code, bound[0].lineno, Effect.STOPS, what, "Derive it from NekoPluginBase, or correct entry.")
     if (folder / "store.db").is_file():
@@ -108,10 +112,6 @@ def _binds(file: Path, name: str) -> list[Any]:
         or getattr(node, "name", None) in (name, "*")
         or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name)
     ]
-
-
-def _has_no_base(node: ast.AST) -> bool:
-    return isinstance(node, ast.ClassDef) and all(dotted(base) == "object" for base in node.bases)
 
 
 def _imports(source: SourceFile) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
             if own and not _has_file(source.root.joinpath(*own)):
                 what = f"imports {each.module}, which is not in the folder{without}"
                 yield source.finding(each.line, stops, what, "Correct the import, or copy the file.")
-        elif (other := _other_plugin(source, each)) is not None:
+        elif is_plugin_folder(source.root) and (other := _below_plugins(source, each)):
             if not _has_file(source.root.parent.joinpath(*other)):
                 what = f"imports {each.module} of another plugin, which is not beside this one{without}"
                 yield source.finding(each.line, stops, what, f"Copy the folder {other[0]} beside this plugin's.")
@@ -179,11 +179,6 @@ def _own_module(source: SourceFile, imported: Import) -> list[str] | None:
     except SetupError:  # the finding of the manifest says why
         return None
     return parts[1:] if manifest is not None and parts[0] in (manifest.package, manifest.id) else None
-
-
-def _other_plugin(source: SourceFile, imported: Import) -> list[str] | None:
-    """Returns the path of a module of another plugin from the folder of all plugins; None for any other module."""
-    return _below_plugins(source, imported) or None if is_plugin_folder(source.root) else None
 
 
 def _has_relative(source: SourceFile, module: str) -> bool:
@@ -339,7 +334,10 @@ def _decorators(source: SourceFile) -> Iterator[Finding]:
                     remedy = (_OFFER_ENTRY if has_tools else _ONLY_ENTRIES) if entry else _OFFER
                     yield source.finding(node, Effect.DIFFERS, what, remedy)
                 elif shown.split(".")[-1] == "lifecycle" and isinstance(node, ast.Call):
-                    yield from _moment(source, node, method.name)
+                    moment = constant(keyword(node, "id"))
+                    what = f'@lifecycle(id="{moment}") {method.name} is never called'
+                    if moment in NEVER_CALLED:
+                        yield source.finding(node, Effect.DIFFERS, what, "Use startup and shutdown.")
             if tool is not None:
                 yield from _tool(source, tool, method.name, tools)
                 yield from _signature(source, method)
@@ -354,13 +352,6 @@ def _signature(source: SourceFile, method: ast.FunctionDef | ast.AsyncFunctionDe
     if names.vararg is not None and names.kwarg is None:
         what = f"no argument can fill *{names.vararg.arg} of the tool {method.name}"
         yield source.finding(method, Effect.STOPS, what, "Take a list, as in names: list[str].")
-
-
-def _moment(source: SourceFile, node: ast.Call, method: str) -> Iterator[Finding]:
-    moment = constant(keyword(node, "id"))
-    if moment in NEVER_CALLED:
-        what = f'@lifecycle(id="{moment}") {method} is never called'
-        yield source.finding(node, Effect.DIFFERS, what, "Use startup and shutdown.")
 
 
 def _tool(source: SourceFile, node: ast.expr, method: str, seen: set[str]) -> Iterator[Finding]:
@@ -406,14 +397,10 @@ def _line(text: str, pattern: str) -> int:
     return text.count("\n", 0, found.end()) + 1 if found else 1
 
 
-def _roots(path: Path) -> Sequence[Path]:
-    return [path] if is_plugin_folder(path) else plugin_folders(path) or [path]
-
-
 NEKO = System(
     "neko",
     "N.E.K.O.",
     rules={".py": (_imports, _attributes, _attributes_of_sdk, _not_awaited, _decorators, _variables, schemas)},
     folder_rules=(_manifest,),
-    roots=_roots,
+    roots=lambda path: plugin_folders(path) or [path],
 )

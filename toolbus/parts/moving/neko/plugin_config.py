@@ -221,8 +221,8 @@ def _typed(value: Any, path: str, kind: type[V]) -> V | None:
     raise ValidationError(f"configuration {path!r} is {value!r:.80}, it must be of type {kind.__name__}")
 
 
-class PluginStore:
-    """Keys and JSON values in a file. Each method returns `Ok` or `Err`, as in N.E.K.O., and raises nothing.
+class OlderStore:
+    """Keys and JSON values in a file. Each method returns the value itself, or raises an error of `sdk_errors`.
 
     Args:
         path: the file.
@@ -234,66 +234,107 @@ class PluginStore:
         self._file = JsonFile(path)
 
     def __repr__(self) -> str:
-        return f"<PluginStore {self._file.path}>"
+        return f"<{type(self).__name__} {self._file.path}>"
 
-    async def get(self, key: str, default: Any = None) -> Ok[Any] | Err[SdkError]:
+    def get(self, key: str, default: Any = None) -> Any:
         """Returns the value of a key, or the default."""
-        return await _result(lambda: self._read_value(key, default))
+        return self._file.read(lambda values: values.get(_checked(key), default))
 
-    async def set(self, key: str, value: Any) -> Ok[None] | Err[SdkError]:
+    def set(self, key: str, value: Any) -> None:
         """Stores a value under a key."""
-        return await _result(lambda: self._write_value(key, value))
+        self._file.change(lambda values: values.update({_checked(key): value}))
 
-    async def delete(self, key: str) -> Ok[bool] | Err[SdkError]:
-        """Removes a key; the value tells whether it existed."""
-        return await _result(lambda: self._delete_value(key))
+    def delete(self, key: str) -> bool:
+        """Removes a key; returns whether it existed."""
+        missing = object()
+        return self._file.change(lambda values: values.pop(_checked(key), missing) is not missing)
 
-    async def exists(self, key: str) -> Ok[bool] | Err[SdkError]:
+    def exists(self, key: str) -> bool:
         """Tells whether a key is stored."""
-        return await _result(lambda: self._file.read(lambda values: _checked(key) in values))
+        return key in self.dump()
 
-    async def keys(self, prefix: str = "") -> Ok[list[str]] | Err[SdkError]:
+    def keys(self, prefix: str = "") -> list[str]:
         """Returns the keys that begin with a prefix, sorted."""
-        return await _result(
-            lambda: self._file.read(lambda values: sorted(key for key in values if key.startswith(prefix)))
-        )
+        return sorted(key for key in self.dump() if key.startswith(prefix))
 
-    async def clear(self) -> Ok[int] | Err[SdkError]:
-        """Removes everything; the value is how many keys there were."""
+    def clear(self) -> int:
+        """Removes everything; returns how many keys there were."""
 
         def empty(values: dict[str, Any]) -> int:
             count = len(values)
             values.clear()
             return count
 
-        return await _result(lambda: self._file.change(empty))
+        return self._file.change(empty)
+
+    def count(self) -> int:
+        """Returns how many keys are stored."""
+        return self._file.read(len)
+
+    def dump(self) -> dict[str, Any]:
+        """Returns all keys with their values."""
+        return self._file.read(dict)
+
+    def close(self) -> None:
+        """Does nothing: every change is in the file already."""
+
+
+class PluginStore:
+    """The methods of a store, awaited. Each returns `Ok` or `Err`, as in N.E.K.O., and raises nothing.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        plain: the store whose methods return values and raise.
+    """
+
+    enabled = True
+
+    def __init__(self, path: Path) -> None:
+        self.plain = plain = OlderStore(path)
+        # N.E.K.O.'s own plugins call these where they cannot await.
+        self._read_value, self._write_value = plain.get, plain.set
+        self._delete_value, self._read_all = plain.delete, plain.dump
+
+    def __repr__(self) -> str:
+        return f"<PluginStore of {self.plain!r}>"
+
+    async def get(self, key: str, default: Any = None) -> Ok[Any] | Err[SdkError]:
+        """Returns the value of a key, or the default."""
+        return await _result(self.plain.get, key, default)
+
+    async def set(self, key: str, value: Any) -> Ok[None] | Err[SdkError]:
+        """Stores a value under a key."""
+        return await _result(self.plain.set, key, value)
+
+    async def delete(self, key: str) -> Ok[bool] | Err[SdkError]:
+        """Removes a key; the value tells whether it existed."""
+        return await _result(self.plain.delete, key)
+
+    async def exists(self, key: str) -> Ok[bool] | Err[SdkError]:
+        """Tells whether a key is stored."""
+        return await _result(lambda: self.plain.exists(_checked(key)))
+
+    async def keys(self, prefix: str = "") -> Ok[list[str]] | Err[SdkError]:
+        """Returns the keys that begin with a prefix, sorted."""
+        return await _result(self.plain.keys, prefix)
+
+    async def clear(self) -> Ok[int] | Err[SdkError]:
+        """Removes everything; the value is how many keys there were."""
+        return await _result(self.plain.clear)
 
     async def count(self) -> Ok[int] | Err[SdkError]:
         """Returns how many keys are stored."""
-        return await _result(lambda: self._file.read(len))
+        return await _result(self.plain.count)
 
     async def dump(self) -> Ok[dict[str, Any]] | Err[SdkError]:
         """Returns all keys with their values."""
-        return await _result(self._read_all)
+        return await _result(self.plain.dump)
 
     async def close(self) -> Ok[None]:
         """Does nothing: every change is in the file already."""
         return Ok(None)
-
-    # N.E.K.O.'s own plugins call these where they cannot await; they raise the errors that the methods above return.
-
-    def _read_value(self, key: str, default: Any = None) -> Any:
-        return self._file.read(lambda values: values.get(_checked(key), default))
-
-    def _write_value(self, key: str, value: Any) -> None:
-        self._file.change(lambda values: values.update({_checked(key): value}))
-
-    def _delete_value(self, key: str) -> bool:
-        missing = object()
-        return self._file.change(lambda values: values.pop(_checked(key), missing) is not missing)
-
-    def _read_all(self) -> dict[str, Any]:
-        return self._file.read(dict)
 
 
 def _checked(key: object) -> str:
@@ -302,9 +343,9 @@ def _checked(key: object) -> str:
     return key
 
 
-async def _result(work: Callable[[], V]) -> Ok[V] | Err[SdkError]:
+async def _result(method: Callable[..., V], *given: Any) -> Ok[V] | Err[SdkError]:
     try:
-        return Ok(await asyncio.to_thread(work))
+        return Ok(await asyncio.to_thread(method, *given))
     except SdkError as problem:
         return Err(problem)
     except (TypeError, ValueError, RecursionError) as problem:

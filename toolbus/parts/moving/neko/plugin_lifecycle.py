@@ -148,13 +148,18 @@ async def stop_plugin(plugin: object, run_sync: RunSync) -> None:
     for task in plugin.__dict__.pop(_RUNNING, ()):
         task.cancel()
     for name, method in reversed(_methods(plugin, "shutdown")):
-        try:
-            returned = await _run(method, run_sync)
-        except Exception:
-            log.exception("%s.%s failed while the plugin stopped", type(plugin).__name__, name)
-            continue
-        if isinstance(returned, Err):
-            log.error("%s.%s returned Err: %s", type(plugin).__name__, name, returned.error)
+        await _run_logged(method, run_sync, f"{type(plugin).__name__}.{name}", "while the plugin stopped")
+
+
+async def _run_logged(method: Callable[..., Any], run_sync: RunSync, shown: str, when: str) -> None:
+    """Runs a method whose failure is only logged."""
+    try:
+        returned = await _run(method, run_sync)
+    except Exception:
+        log.exception("%s failed %s", shown, when)
+        return
+    if isinstance(returned, Err):
+        log.error("%s returned Err: %s", shown, returned.error)
 
 
 def _methods(plugin: object, moment: str) -> list[tuple[str, Callable[..., Any]]]:
@@ -204,21 +209,11 @@ async def _follow(
             continue
         changed = {"old_config": before, "new_config": after, "mode": "file"}
         for name, method in methods if before != after else ():
-            shown = f"{type(plugin).__name__}.{name}"
-            try:
-                returned = await _run(functools.partial(method, **_taken(method, changed)), run_sync)
-            except Exception:
-                log.exception("%s failed after a change of the configuration", shown)
-                continue
-            if isinstance(returned, Err):
-                log.error("%s returned Err: %s", shown, returned.error)
-
-
-def _taken(method: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those keywords that a method takes."""
-    parameters = inspect.signature(method).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return {key: value for key, value in keywords.items() if takes_any or key in parameters}
+            parameters = inspect.signature(method).parameters
+            takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+            taken = {key: value for key, value in changed.items() if takes_any or key in parameters}
+            call, shown = functools.partial(method, **taken), f"{type(plugin).__name__}.{name}"
+            await _run_logged(call, run_sync, shown, "after a change of the configuration")
 
 
 async def _run(method: Callable[..., Any], run_sync: RunSync) -> Any:

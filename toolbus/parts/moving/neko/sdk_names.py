@@ -119,57 +119,6 @@ class ErrorCode(metaclass=_ErrorCodes):
 _METHODS_OF_CONFIG = ("dump", "get", "require", "get_bool", "get_int", "get_str", "set", "update", "base_dump")
 
 
-class OlderStore:
-    """Keys and values of a `PluginStore`; each method returns the value itself, or raises.
-
-    Args:
-        store: holds them.
-    """
-
-    enabled = True
-
-    def __init__(self, store: PluginStore) -> None:
-        self._store = store
-
-    def __repr__(self) -> str:
-        return f"<OlderStore of {self._store!r}>"
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Returns the value of a key, or the default."""
-        return self._store._read_value(key, default)
-
-    def set(self, key: str, value: Any) -> None:
-        """Stores a value under a key."""
-        self._store._write_value(key, value)
-
-    def delete(self, key: str) -> bool:
-        """Removes a key; returns whether it existed."""
-        return self._store._delete_value(key)
-
-    def exists(self, key: str) -> bool:
-        """Tells whether a key is stored."""
-        return key in self.dump()
-
-    def keys(self, prefix: str = "") -> list[str]:
-        """Returns the keys that begin with a prefix, sorted."""
-        return sorted(key for key in self.dump() if key.startswith(prefix))
-
-    def count(self) -> int:
-        """Returns how many keys are stored."""
-        return len(self.dump())
-
-    def dump(self) -> dict[str, Any]:
-        """Returns all keys with their values."""
-        return self._store._read_all()
-
-    def clear(self) -> int:
-        """Removes everything; returns how many keys there were."""
-        return sum(self.delete(key) for key in self.keys())
-
-    def close(self) -> None:
-        """Does nothing: every change is in the file already."""
-
-
 class OlderConfig:
     """The configuration of a `PluginConfig`; its methods are awaited only where a loop runs.
 
@@ -205,7 +154,7 @@ class OlderPluginBase(NekoPluginBase):
     @cached_property
     def store(self) -> Any:
         """Keys and values that persist between runs."""
-        return OlderStore(super().store)
+        return super().store.plain
 
     @cached_property
     def config(self) -> Any:
@@ -260,89 +209,68 @@ _INNER = Absence(
     "serves the SDK itself", "Use the plugin's own methods, such as self.config, self.data_path, self.logger."
 )
 _CHAIN = Absence("follows calls from plugin to plugin", "Remove it: the bus ends chains of calls that are too long.")
-_ABSENT_CLASSES: dict[str, Absence] = {
-    "Plugins": absences.RAISING["plugins"],
-    "SystemInfo": absences.RAISING["system_info"],
-    "MemoryClient": absences.RAISING["memory"],
-    "PluginDatabase": absences.RAISING["db"],
-    "PluginStatePersistence": absences.RAISING["state"],
-    "StatePersistence": absences.RAISING["state"],
-    **dict.fromkeys(("PluginRef", "EntryRef", "EventRef"), absences.RAISING["plugins"]),
-    **dict.fromkeys(
-        (
-            *("NekoAdapterPlugin", "AdapterGatewayCore", "DefaultPolicyEngine", "AdapterBase", "AdapterConfig"),
-            *("AdapterContext", "AdapterMode", "AdapterMessage", "AdapterResponse", "Protocol"),
-            *("on_adapter_event", "on_adapter_startup", "on_adapter_shutdown", "on_mcp_tool", "on_nonebot_message"),
-            *("RouteRule", "RouteTarget", "RouteMode", "RouteDecision", "RouteEngine", "ExternalRequest"),
-            *("ExternalEnvelope", "GatewayAction", "GatewayError", "GatewayRequest", "GatewayResponse"),
-            *("PluginInvoker", "PolicyEngine", "RequestNormalizer", "ResponseSerializer", "TransportAdapter"),
-        ),
+_ABSENT: tuple[tuple[Absence, str], ...] = (
+    (
+        absences.RAISING["plugins"],
+        "Plugins PluginRef EntryRef EventRef PluginDescriptor parse_entry_ref parse_event_ref",
+    ),
+    (absences.RAISING["system_info"], "SystemInfo"),
+    (absences.RAISING["memory"], "MemoryClient"),
+    (absences.RAISING["db"], "PluginDatabase PluginKVStore"),
+    (absences.RAISING["state"], "PluginStatePersistence StatePersistence"),
+    (
         _ADAPTER,
+        "NekoAdapterPlugin AdapterGatewayCore DefaultPolicyEngine AdapterBase AdapterConfig AdapterContext AdapterMode "
+        "AdapterMessage AdapterResponse Protocol on_adapter_event on_adapter_startup on_adapter_shutdown on_mcp_tool "
+        "on_nonebot_message RouteRule RouteTarget RouteMode RouteDecision RouteEngine ExternalRequest ExternalEnvelope "
+        "GatewayAction GatewayError GatewayRequest GatewayResponse PluginInvoker PolicyEngine RequestNormalizer "
+        "ResponseSerializer TransportAdapter",
     ),
-    **dict.fromkeys(
-        (
-            *("NekoExtensionBase", "ExtensionMeta", "ExtensionEntryMeta", "ExtensionHookMeta", "ExtensionRuntime"),
-            *("extension", "extension_entry", "extension_hook"),
-        ),
+    (
         _EXTENSION,
+        "NekoExtensionBase ExtensionMeta ExtensionEntryMeta ExtensionHookMeta ExtensionRuntime extension "
+        "extension_entry extension_hook",
     ),
-    **dict.fromkeys(("ChatCard", "PluginView", "create_card", "create_view", "card_fields"), _CARD),
-    "ReplyTailClient": _CARD,
-    **dict.fromkeys(("MessagePlaneTransport", "MessagePlaneRpcClient", "translate_push_message"), _TRANSPORT),
-    **dict.fromkeys(("build_finish_envelope", "normalize_structured_data", "normalize_delivery"), _FINISH),
-    **dict.fromkeys(("CuaCache", "CuaCacheEntry", "CuaPathCache"), _COMPUTER),
-    "PluginImages": _IMAGES,
-    **dict.fromkeys(
-        (
-            *(
-                "SdkBusContext",
-                "SdkBusList",
-                "SdkBusDelta",
-                "SdkBusWatcher",
-                "SdkBusMessageRecord",
-                "SdkBusEventRecord",
-            ),
-            *("SdkBusLifecycleRecord", "SdkBusConversationRecord", "SdkBusMemoryRecord", "SdkMessagesBus"),
-            *("SdkEventsBus", "SdkLifecycleBus", "SdkConversationsBus", "SdkMemoryBus", "ensure_sdk_bus_context"),
-            *("BusFilter", "BusList", "BusRecord", "BusReplayContext", "MemoryList", "MemoryRecord", "MessageClient"),
-            *("MessageList", "MessageRecord", "EventClient", "EventList", "EventRecord", "LifecycleClient"),
-            *("LifecycleList", "LifecycleRecord", "ConversationClient", "ConversationList", "ConversationRecord"),
-        ),
+    (_CARD, "ChatCard PluginView create_card create_view card_fields ReplyTailClient"),
+    (_TRANSPORT, "MessagePlaneTransport MessagePlaneRpcClient translate_push_message"),
+    (_FINISH, "build_finish_envelope normalize_structured_data normalize_delivery"),
+    (_COMPUTER, "CuaCache CuaCacheEntry CuaPathCache"),
+    (_IMAGES, "PluginImages"),
+    (
         absences.RAISING["bus"],
+        "SdkBusContext SdkBusList SdkBusDelta SdkBusWatcher SdkBusMessageRecord SdkBusEventRecord "
+        "SdkBusLifecycleRecord SdkBusConversationRecord SdkBusMemoryRecord SdkMessagesBus SdkEventsBus SdkLifecycleBus "
+        "SdkConversationsBus SdkMemoryBus ensure_sdk_bus_context BusFilter BusList BusRecord BusReplayContext "
+        "MemoryList MemoryRecord MessageClient MessageList MessageRecord EventClient EventList EventRecord "
+        "LifecycleClient LifecycleList LifecycleRecord ConversationClient ConversationList ConversationRecord",
     ),
-    "PluginKVStore": absences.RAISING["db"],
-    **dict.fromkeys(("PluginDescriptor", "parse_entry_ref", "parse_event_ref"), absences.RAISING["plugins"]),
-    **dict.fromkeys(
-        (
-            *("HookExecutorMixin", "resolve_entry_timeout", "prepare_entry_kwargs", "deep_merge_config"),
-            *("get_active_profile_name", "get_profile_names", "unwrap_config_payload", "unwrap_profile_payload"),
-            *("unwrap_profiles_state", "validate_profile_name", "resolve_plugin_dir", "resolve_plugin_data_dir"),
-            *("resolve_plugin_cache_dir", "resolve_plugin_storage_dir", "resolve_plugin_runtime_config_path"),
-            *("format_push_message_v1_static_diagnostic", "is_envelope", "get_error_name", "get_http_status"),
-            "PluginFileLogger",
-        ),
+    (
         _INNER,
+        "HookExecutorMixin resolve_entry_timeout prepare_entry_kwargs deep_merge_config get_active_profile_name "
+        "get_profile_names unwrap_config_payload unwrap_profile_payload unwrap_profiles_state validate_profile_name "
+        "resolve_plugin_dir resolve_plugin_data_dir resolve_plugin_cache_dir resolve_plugin_storage_dir "
+        "resolve_plugin_runtime_config_path format_push_message_v1_static_diagnostic is_envelope get_error_name "
+        "get_http_status PluginFileLogger",
     ),
-    **dict.fromkeys(("OsActivitySnapshot", "get_os_activity_snapshot"), _ACTIVITY),
-    **dict.fromkeys(("CallChain", "AsyncCallChain", "get_call_chain", "get_call_depth", "is_in_call_chain"), _CHAIN),
-}
+    (_ACTIVITY, "OsActivitySnapshot get_os_activity_snapshot"),
+    (_CHAIN, "CallChain AsyncCallChain get_call_chain get_call_depth is_in_call_chain"),
+)
 _SETTINGS = Absence("checks configuration with pydantic", "Install pydantic, or read self.config.")
 
 _DECORATORS = (
-    *("plugin_entry", "on_event", "message", "custom_event", "hook", "before_entry", "after_entry", "around_entry"),
-    *("replace_entry", "quick_action", "ui"),
+    "plugin_entry on_event message custom_event hook before_entry after_entry around_entry replace_entry quick_action "
+    "ui"
 )
 _ERRORS = (
-    *("SdkError", "ResultError", "ValidationError", "NotFoundError", "TransportError", "ConflictError"),
-    *("PluginCallError", "EntryConflictError"),
+    "SdkError ResultError ValidationError NotFoundError TransportError ConflictError PluginCallError EntryConflictError"
 )
 _RESULTS = (
-    *("Ok", "Err", "Result", "is_ok", "is_err", "unwrap", "unwrap_or", "raise_for_err", "must", "map_result"),
-    *("capture", "ok", "fail", "map_err_result", "bind_result", "match_result"),
+    "Ok Err Result is_ok is_err unwrap unwrap_or raise_for_err must map_result capture ok fail map_err_result "
+    "bind_result match_result"
 )
 _TEXTS = (
-    *("PluginI18n", "tr", "load_plugin_i18n_from_dir", "load_plugin_i18n_from_meta", "clear_plugin_i18n_cache"),
-    *("is_i18n_ref", "resolve_i18n_refs", "locale_candidates", "interpolate_text", "DEFAULT_LOCALE"),
+    "PluginI18n tr load_plugin_i18n_from_dir load_plugin_i18n_from_meta clear_plugin_i18n_cache is_i18n_ref "
+    "resolve_i18n_refs locale_candidates interpolate_text DEFAULT_LOCALE"
 )
 # Older names of the same exceptions.
 _ALIASES = {
@@ -446,12 +374,12 @@ NAMES: dict[str, Any] = {
     "build_component_name": lambda *names: ".".join(map(str, names)),
     **_CONSTANTS,
     **_TYPES,
-    **{name: getattr(entries, name) for name in _DECORATORS},
-    **{name: getattr(sdk_errors, name) for name in _ERRORS},
+    **{name: getattr(entries, name) for name in _DECORATORS.split()},
+    **{name: getattr(sdk_errors, name) for name in _ERRORS.split()},
     **{name: getattr(sdk_errors, of) for name, of in _ALIASES.items()},
-    **{name: getattr(sdk_results, name) for name in _RESULTS},
-    **{name: getattr(plugin_i18n, name) for name in _TEXTS},
-    **{name: _AbsentKind(name, (), {"absence": absence}) for name, absence in _ABSENT_CLASSES.items()},
+    **{name: getattr(sdk_results, name) for name in _RESULTS.split()},
+    **{name: getattr(plugin_i18n, name) for name in _TEXTS.split()},
+    **{name: _AbsentKind(name, (), {"absence": absence}) for absence, names in _ABSENT for name in names.split()},
 }
 
 

@@ -28,7 +28,7 @@ from toolbus.common.cancellation import is_being_cancelled
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.workers import Workers
 from toolbus.parts.tasks import TaskManager
-from toolbus.protocol.tool import MAX_LEVEL, MIB, TASK_SECONDS, CallError, Limits, Progress, Result
+from toolbus.protocol.tool import MAX_LEVEL, MIB, TASK_SECONDS, CallError, Limits, Result
 from toolbus.v1 import tool_pb2 as pb
 
 SOURCE = "local"  # the source of this process's tools, unless it names another
@@ -206,9 +206,10 @@ class OnBus(Backend):
             return await self._caller.call(call, on_progress)
         if loop is None:
             return _unavailable("the bus has not been started")
+        report = None
         if on_progress is not None:  # it belongs to this loop
-            on_progress = functools.partial(_report_progress, here, on_progress)
-        coroutine = self._caller.call(call, on_progress)
+            report = functools.partial(here.call_soon_threadsafe, on_progress)  # type: ignore[arg-type]
+        coroutine = self._caller.call(call, report)
         try:
             there = asyncio.run_coroutine_threadsafe(coroutine, loop)
         except RuntimeError:  # the loop is closed
@@ -231,10 +232,6 @@ class OnBus(Backend):
 
     def records(self) -> list[CallRecord]:
         return [each for each in self._bus.records if each.source != BUS_SOURCE]
-
-
-def _report_progress(loop: asyncio.AbstractEventLoop, on_progress: OnProgress, progress: Progress) -> None:
-    loop.call_soon_threadsafe(on_progress, progress)
 
 
 def _unavailable(why: str, stage: Stage = Stage.NOT_DISPATCHED) -> Result:

@@ -8,11 +8,10 @@ the like, REST-63). With a bus, its tools are offered on the wire, and tools of 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, Unpack, overload
@@ -98,7 +97,7 @@ class RegisteredTools:
                 source = check_source(definition.source)
         elif isinstance(definition, ToolSpec):
             spec = definition
-        elif _is_entry(definition):
+        elif isinstance(definition, Mapping) and {"handler", "execute"} & set(definition):  # type: ignore[redundant-expr]
             spec = spec_of_file(spec_of_entry(definition))
         else:
             raise TypeError(
@@ -159,11 +158,9 @@ class RegisteredTools:
         definition = registered.definition
         if definition is None or definition.takes_dict:  # the handler of a listed definition takes keywords
             return None
-        return (
-            definition
-            if definition.parameters is not None
-            else replace(definition, parameters=dict(listing.tool.parameters))
-        )
+        if definition.parameters is None:
+            return replace(definition, parameters=dict(listing.tool.parameters))
+        return definition
 
     def _offer(self, spec: ToolSpec, source: str, *, qualified: bool = False) -> LocalHandler:
         backend = self._backend
@@ -188,10 +185,6 @@ def check_source(source: str) -> str:
             f"source {source!r:.80} breaks the rule [A-Za-z0-9_.:-]{{1,128}}, or is the bus's own: name another"
         )
     return source
-
-
-def _is_entry(definition: object) -> bool:
-    return isinstance(definition, Mapping) and not {"handler", "execute"}.isdisjoint(definition)
 
 
 # The files are those of `toolbus.dropin`: every way in which one declares tools works here too. Their code runs in this
@@ -253,48 +246,15 @@ def _allowed(folder: Path, *, require_manifest: bool) -> set[str] | None:
 class LiveSession(Protocol):
     """A conversation that stays open and knows the tools (a realtime session)."""
 
-    async def sync(self) -> object:
+    def sync(self) -> Coroutine[Any, Any, object]:
         """Sends the current tools to the model; raises where it refuses them."""
-
-
-class LiveSessions:
-    """The sessions that receive changes."""
-
-    def __init__(self) -> None:
-        self._loops: dict[LiveSession, asyncio.AbstractEventLoop] = {}  # by session, the loop that it belongs to
-
-    def __repr__(self) -> str:
-        return f"<LiveSessions {len(self._loops)}>"
-
-    def add(self, session: LiveSession) -> None:
-        """Adds a session of the running event loop.
-
-        Raises:
-            RuntimeError: no event loop is running.
-        """
-        self._loops[session] = asyncio.get_running_loop()
-
-    def remove(self, session: LiveSession) -> None:
-        """Removes a session; an unknown one is not an error."""
-        self._loops.pop(session, None)
-
-    async def sync(self) -> None:
-        """Returns when every session has received the tools.
-
-        Raises:
-            Exception: the first error of a session; the others have received them then.
-        """
-        syncs = [_sync_on(session, loop) for session, loop in list(self._loops.items())]
-        for result in await asyncio.gather(*syncs, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
 
 
 async def _sync_on(session: LiveSession, loop: asyncio.AbstractEventLoop) -> object:
     """Syncs a session on its own loop; a session whose loop is closed has ended and is skipped."""
     if loop is asyncio.get_running_loop():
         return await session.sync()
-    syncing = _sync(session)
+    syncing = session.sync()
     try:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(syncing, loop))
     except RuntimeError:
@@ -302,10 +262,6 @@ async def _sync_on(session: LiveSession, loop: asyncio.AbstractEventLoop) -> obj
             raise
         syncing.close()
         return None
-
-
-async def _sync(session: LiveSession) -> object:
-    return await session.sync()
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,7 +469,7 @@ class ToolRegistry:
         self.folders = LoadedFolders(self._registered)
         self._openai = OpenAITools(self._backend)
         self._permissions = ToolPermissions(self._backend)
-        self._sessions = LiveSessions()
+        self._sessions: dict[LiveSession, asyncio.AbstractEventLoop] = {}  # that get changes, with their loops
         if task_manager is not None:
             self._registered.register_task_tools(task_manager, BUS_SOURCE, qualified=True)
 
@@ -603,7 +559,7 @@ class ToolRegistry:
                 stays registered.
         """
         self._registered.register(definition, {})
-        await self._sessions.sync()
+        await self._sync_sessions()
 
     def unregister_tool(self, name: str) -> bool:
         """Withdraws a tool that was registered here. Returns whether it was there, and not replaced by another's."""
@@ -616,8 +572,14 @@ class ToolRegistry:
             Exception: as for `register_tool_and_sync`.
         """
         removed = self.unregister_tool(name)
-        await self._sessions.sync()
+        await self._sync_sessions()
         return removed
+
+    async def _sync_sessions(self) -> None:
+        syncs = [_sync_on(session, loop) for session, loop in list(self._sessions.items())]
+        for result in await asyncio.gather(*syncs, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
     def clear_tools(self, source: str | None = None) -> int:
         """Withdraws the tools that were registered here, of one source or (None) all. Returns how many."""
@@ -643,11 +605,11 @@ class ToolRegistry:
         Raises:
             RuntimeError: no event loop runs here; a session is only used on the one that it belongs to.
         """
-        self._sessions.add(session)
+        self._sessions[session] = asyncio.get_running_loop()
 
     def remove_session(self, session: LiveSession) -> None:
         """Removes a session that has ended; an unknown one is not an error."""
-        self._sessions.remove(session)
+        self._sessions.pop(session, None)
 
     # -- permissions ---------------------------------------------------------------------------------------------
 
@@ -804,11 +766,11 @@ class ToolRegistry:
         if registered is not None:
             return registered
         tool = listing.tool
-        call = functools.partial(self._call_with, tool.name)
-        return ToolDefinition(tool.name, tool.description, tool.parameters, call, tool.no_background, tool.allow_repeat)
 
-    async def _call_with(self, name: str, /, **arguments: Any) -> str:
-        return await self.call(name, arguments)
+        async def call(**arguments: Any) -> str:
+            return await self.call(tool.name, arguments)
+
+        return ToolDefinition(tool.name, tool.description, tool.parameters, call, tool.no_background, tool.allow_repeat)
 
 
 def _place_of(ctx: Any) -> dict[str, str]:

@@ -23,7 +23,7 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway.callback import accepts_connections
 from toolbus.bus.outbound import open_session
 from toolbus.common.text import list_names
-from toolbus.parts.moving.upstream.ownership import Address, Ownership, StoredOwnership
+from toolbus.parts.moving.upstream.ownership import Ownership, StoredOwnership
 from toolbus.parts.moving.upstream.plan import CALLBACK_PATH, UpstreamPlan, make_plan
 from toolbus.parts.moving.upstream.sync_state import (
     DEFAULT_TIMINGS,
@@ -243,7 +243,7 @@ class Upstream:
     async def _synchronize(self) -> None:
         assert self._client is not None  # until `stop`, which ends this task
         client, failures = self._client, 0
-        await self._ownership.check_earlier(self._callback_base, _is_serving)
+        await self._ownership.check_earlier(self._callback_base, lambda at: accepts_connections(at, lambda uid: True))
         while not self._stopping.is_set():
             self._wake.clear()
             try:
@@ -251,7 +251,9 @@ class Upstream:
             except UpstreamError as error:
                 self._note_outage(str(error))
                 # Not cut short by changes: an unreachable server gets no more requests because plugins connect.
-                await _within(self._stopping, self._backoff(failures))
+                pause = self._timings.first_backoff_seconds * 2.0 ** min(failures, 10)
+                pause = min(self._timings.max_backoff_seconds, pause) * random.uniform(0.5, 1.0)
+                await _within(self._stopping, pause)
                 failures += 1
                 continue
             except Exception:
@@ -393,10 +395,6 @@ class Upstream:
             )  # fmt: skip
         self._unknown = names
 
-    def _backoff(self, failures: int) -> float:
-        longest = self._timings.max_backoff_seconds
-        return min(longest, self._timings.first_backoff_seconds * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)
-
 
 async def _change(client: UpstreamClient, verb: str, body: bytes) -> ChangeResponse:
     return read_change_response(*await client.send("POST", f"/api/tools/{verb}", body))
@@ -418,10 +416,6 @@ async def _withdraw(client: UpstreamClient, step: UnregisterStep | ClearStep) ->
 
 def _unregister_body(step: UnregisterStep) -> bytes:
     return json.dumps({"name": step.name, "role": step.role}).encode()
-
-
-async def _is_serving(address: Address) -> bool:
-    return await accepts_connections(address, lambda uid: True)
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:
