@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -175,9 +174,29 @@ class FollowingFolder:
         self._options = options
 
     async def run(self) -> bool:
-        """Offers the tools until `stop`; returns whether every process could be started."""
-        async with _following_address(self._options, self._folder):
+        """Offers the tools until `stop`, and reports connection problems. Returns whether every process started."""
+        from toolbus.parts.dropin.group_supervisor import FOLDER_NAME
+        from toolbus.processes.supervisor import PluginReport, ReportKind
+
+        loop, options = asyncio.get_running_loop(), self._options
+
+        def report(text: str) -> None:
+            options.emit(PluginReport(FOLDER_NAME, ReportKind.OUTPUT, text, "stderr"))
+
+        handler = _ReportHandler(lambda text: loop.call_soon_threadsafe(report, text))
+        logging.getLogger("toolbus").addHandler(handler)  # the connection logs that no bus is there
+        following = asyncio.create_task(
+            follow_dropin_address(options.address.text, self._folder.move, report, credential=options.credential)
+        )
+        following.add_done_callback(lambda task: self._folder.stop())
+        try:
             return await self._folder.run()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            logging.getLogger("toolbus").removeHandler(handler)
+            if not following.cancelled():
+                following.result()
 
     def stop(self) -> None:
         """Stops every process gracefully; the second call kills them."""
@@ -192,33 +211,6 @@ class FollowingFolder:
         from toolbus.parts.dropin.group_supervisor import refuse_stop
 
         refuse_stop(name)
-
-
-@contextlib.asynccontextmanager
-async def _following_address(options: RunOptions, folder: ToolFolder) -> AsyncIterator[None]:
-    """Gives a folder the bus's address for drop-in tools, whenever it changes, and reports connection problems."""
-    from toolbus.parts.dropin.dropin_loader import follow_dropin_address
-    from toolbus.parts.dropin.group_supervisor import FOLDER_NAME
-    from toolbus.processes.supervisor import PluginReport, ReportKind
-
-    loop = asyncio.get_running_loop()
-
-    def report(text: str) -> None:
-        options.emit(PluginReport(FOLDER_NAME, ReportKind.OUTPUT, text, "stderr"))
-
-    handler = _ReportHandler(lambda text: loop.call_soon_threadsafe(report, text))
-    logging.getLogger("toolbus").addHandler(handler)  # the connection logs that no bus is there
-    address = options.address.text
-    following = asyncio.create_task(follow_dropin_address(address, folder.move, report, credential=options.credential))
-    following.add_done_callback(lambda task: folder.stop())
-    try:
-        yield
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        logging.getLogger("toolbus").removeHandler(handler)
-        if not following.cancelled():
-            following.result()
 
 
 class _ReportHandler(logging.Handler):

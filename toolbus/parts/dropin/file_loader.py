@@ -64,10 +64,12 @@ class Loaded:
     Attributes:
         specs: its tools in the order in which their names were first registered.
         problems: with files that could not be loaded or register a name twice, in the order of the files.
+        files: that the manifest allows; None where it, or the folder, could not be read.
     """
 
     specs: tuple[ToolSpec, ...] = ()
     problems: tuple[FileProblem, ...] = ()
+    files: tuple[str, ...] | None = None
 
     def get(self, name: str) -> ToolSpec | None:
         """Returns a tool; None if no tool has that name."""
@@ -94,10 +96,10 @@ def load_folder(folder: Path, *, require_manifest: bool = False) -> Loaded:
     except OSError as error:
         log.warning("cannot list %s: %s", folder, error.strerror)
         return Loaded(problems=(FileProblem(str(folder), f"cannot be listed: {error.strerror}: create it"),))
-    allowed = [file for file in files if manifest.allows(file)]
+    allowed = tuple(filter(manifest.allows, files))
     loaded = load_files(folder, [file for file in allowed if not is_script(file)])
     scripts = [FileProblem(file, _NOT_HERE) for file in allowed if is_script(file)]
-    return Loaded(loaded.specs, (*not_loaded(files, manifest), *loaded.problems, *scripts))
+    return Loaded(loaded.specs, (*not_loaded(files, manifest), *loaded.problems, *scripts), allowed)
 
 
 def tool_files(folder: Path) -> list[str]:

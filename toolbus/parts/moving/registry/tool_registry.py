@@ -34,8 +34,7 @@ from toolbus.functions.tool_spec import (
     with_ctx,
 )
 from toolbus.parts.dropin.file_declarations import spec_of_entry
-from toolbus.parts.dropin.file_loader import FileProblem, Loaded, load_folder, tool_files
-from toolbus.parts.dropin.manifest import load_manifest
+from toolbus.parts.dropin.file_loader import FileProblem, Loaded, load_folder
 from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.openai_chat import OpenAIChat
 from toolbus.parts.moving.registry.backend import BUS_HAS_TASKS, SOURCE, Backend, OnBus, Standalone
@@ -210,10 +209,9 @@ class LoadedFolders:
         folder = folder.absolute()
         with self._lock:
             loaded = load_folder(folder, require_manifest=require_manifest)
-            allowed = _allowed(folder, require_manifest=require_manifest)
-            if allowed is None:
+            if loaded.files is None:
                 return loaded
-            failed = {problem.file for problem in loaded.problems if problem.skipped} & allowed
+            failed = {problem.file for problem in loaded.problems if problem.skipped} & set(loaded.files)
             files: dict[str, str] = {}
             refused: dict[str, FileProblem] = {}
             for spec in loaded.specs:
@@ -231,16 +229,7 @@ class LoadedFolders:
                 elif name not in files:
                     self._registered.unregister(name)
             self._files[folder] = files
-        return Loaded(loaded.specs, (*loaded.problems, *refused.values()))
-
-
-def _allowed(folder: Path, *, require_manifest: bool) -> set[str] | None:
-    """Returns the files that may be loaded; None where the folder or its manifest cannot be read."""
-    try:
-        manifest = load_manifest(folder, require=require_manifest)
-        return {file for file in tool_files(folder) if manifest.allows(file)}
-    except (SetupError, OSError):
-        return None
+        return replace(loaded, problems=(*loaded.problems, *refused.values()))
 
 
 class LiveSession(Protocol):
