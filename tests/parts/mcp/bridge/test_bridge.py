@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import platformdirs
 import psutil
 import pytest
 
+from tests.parts.mcp.server.http_client import HttpClient, serving
 from tests.support.processes import ROOT, UNMEASURED, environment
 from tests.support.waiting import until_sync, within
 from toolbus.parts.mcp.bridge import own_answers
@@ -41,6 +42,8 @@ class OneBus:
     """A bus as the bridge sees it: answers the bridge's own requests, and records everything."""
 
     where = "here"
+    unsent: Container[str] = ()
+    running: Container[str] = ()
 
     def __init__(self, client: Client, answers_handshakes: bool = True) -> None:
         self._client = client
@@ -54,6 +57,9 @@ class OneBus:
             self.say({"id": message["id"], "result": {}})
         elif message.get("method") == "initialize" and self._answers_handshakes:
             self.say({"id": message["id"], "result": SERVER})
+
+    def leave(self, why: str) -> bool:
+        return False
 
     def close(self) -> None: ...
 
@@ -276,12 +282,13 @@ def test_where_no_bus_follows_a_draining_one_the_call_fails_at_its_deadline() ->
     thread.join()
 
 
-async def test_a_draining_bus_says_so_in_the_words_that_the_bridge_looks_for() -> None:
-    async with running_bus() as bus:
-        bus.core.calls.dispatcher.draining = True
+async def test_a_draining_bus_says_so_in_the_words_that_the_bridge_looks_for_whatever_plugins_have_left() -> None:
+    async with serving() as bus:
+        bus.core.sessions.presence.draining = bus.core.calls.dispatcher.draining = True
         error = (await bus.call("toolbus:this_bus", {})).error
         assert error is not None
         assert own_answers.DRAINING in error.message
+        assert own_answers.is_draining((await HttpClient(bus).call("of_a_plugin_that_left")).answer)
 
 
 def test_a_stream_of_changes_stays_open_over_a_restart() -> None:

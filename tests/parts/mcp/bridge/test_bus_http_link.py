@@ -26,10 +26,11 @@ REGION = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-h
 class Client:
     """A client whose bridge uses HTTP."""
 
-    def __init__(self, url: str, profile: str = "") -> None:
+    def __init__(self, url: str, profile: str = "", then: str = "") -> None:
         self.got: list[Json] = []
         self.ends: list[str] = []  # why connections have ended
-        self._url = url
+        self._urls = [url, then or url]  # of the bus, and of the one that connects after it
+        self._moves = bool(then)
         self.bridge = Bridge(self._connect, lambda line: self.got.append(json.loads(line)), profile)
 
     def _connect(self, take: TakeLine, end: TakeEnd) -> Link:
@@ -37,7 +38,9 @@ class Client:
             end(link, why)
             self.ends.append(why)
 
-        return BusHttpLink(self._url, take, note)
+        link = BusHttpLink(self._urls[0], take, note, moves=self._moves)
+        self._urls = self._urls[1:] or self._urls
+        return link
 
     async def say(self, method: str, id: int | None = None, **params: Any) -> None:
         message = {"jsonrpc": "2.0", "method": method, "params": params, **({} if id is None else {"id": id})}
@@ -56,13 +59,19 @@ class Client:
         return any(each.get("method") == method for each in self.got)
 
 
-def offered(address: str) -> Plugin:
+def offered(address: str, released: asyncio.Event | None = None) -> Plugin:
     plugin = Plugin("here", address=address)
 
     @plugin.tool(parameters=REGION)
     def where(region: str) -> str:
         """Says a region"""
         return region
+
+    @plugin.tool
+    async def held(number: int) -> int:
+        """Returns a number once it is released"""
+        await (released or asyncio.Event()).wait()
+        return number
 
     @plugin.tool
     async def wait(scope: ToolScope) -> str:
@@ -153,6 +162,49 @@ async def test_requests_wait_for_the_next_bus_which_gets_the_handshake() -> None
         await until(lambda: client.answers(3), "the answer of the next bus")
         assert client.answers(3)[0]["result"]["tools"] == []
         assert client.was_notified("notifications/tools/list_changed")
+        await asyncio.to_thread(client.bridge.finish)
+
+
+async def test_a_request_that_no_bus_can_have_read_waits_for_the_next_one() -> None:
+    async with running_bus(http="127.0.0.1:0") as bus, running_bus(http="127.0.0.1:0") as after:
+        client = Client(f"http://{bus.http_address}/mcp", then=f"http://{after.http_address}/mcp")
+        await asyncio.to_thread(client.bridge.connect_once)
+        await client.ask("tools/list", 2, _meta=META)
+        await bus.stop()  # of which a client without a stream learns with its next request
+        await client.say("tools/list", 3, _meta=META)
+        await until(lambda: client.ends, "the end of the connection")
+        assert client.answers(3) == []
+        await asyncio.to_thread(client.bridge.connect_once)
+        await until(lambda: client.answers(3), "the answer of the next bus")
+        assert client.answers(3)[0]["result"]["tools"] == []
+        await asyncio.to_thread(client.bridge.finish)
+
+
+async def test_a_draining_bus_answers_what_it_runs_while_the_next_one_runs_what_it_refuses() -> None:
+    released = asyncio.Event()
+    async with running_bus(http="127.0.0.1:0") as bus, running_bus(http="127.0.0.1:0") as after:
+        address = f"{bus.grpc_addresses[0]},{after.grpc_addresses[0]}"
+        client = Client(f"http://{bus.http_address}/mcp", then=f"http://{after.http_address}/mcp")
+        async with offered(address, released) as plugin:
+            await plugin.ready()
+            await until(lambda: all("held" in each.registry.first for each in (bus, after)), "the tools")
+            await asyncio.to_thread(client.bridge.connect_once)
+            await client.ask("initialize", 1, **INITIALIZE)
+            await client.say("notifications/initialized")
+            await client.say("tools/call", 2, name="held", arguments={"number": 2})
+            await until(lambda: bus.dispatcher.in_flight.active, "the call that the bus runs")
+            draining = asyncio.create_task(bus.drain(60))
+            await until(lambda: not bus.core.takes_calls, "the drain")
+            await client.say("tools/call", 3, name="held", arguments={"number": 3})
+            await until(lambda: client.ends, "the end of the connection")
+            await asyncio.to_thread(client.bridge.connect_once)
+            await until(lambda: after.dispatcher.in_flight.active, "the call that the next bus runs")
+            assert client.answers(2) == client.answers(3) == []
+            released.set()
+            for id in (2, 3):
+                await until(lambda id=id: client.answers(id), "the answer")  # type: ignore[misc]
+                assert client.answers(id)[0]["result"]["content"][0]["text"] == str(id)
+            await draining
         await asyncio.to_thread(client.bridge.finish)
 
 

@@ -3,7 +3,8 @@
 A client starts a bridge like any other server, often before the bus runs. So the bridge answers the handshake and
 `ping` itself while no bus does, gives the reason in the instructions, and notifies the client of changed lists as soon
 as it has connected to a bus. It repeats the client's handshake and subscriptions to each new bus. Calls that a bus
-refuses since it drains wait for the next one; requests that it had when its connection ended fail with stage UNKNOWN.
+refuses since it drains, and requests that no bus can have read, wait for the next one; those that a bus had when its
+connection ended, and does not answer all the same, fail with stage UNKNOWN.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +43,13 @@ class PendingRequest:
         line: the text of the message.
         message: the parsed message.
         deadline: until when it waits for a bus; by the clock.
+        link: by which it was sent last; None before.
     """
 
     line: bytes
     message: Json
     deadline: float = 0.0
+    link: Link | None = None
 
     @property
     def method(self) -> str:
@@ -95,6 +99,13 @@ class OwnRequests:
             with self._lock:
                 self._pending.pop(id, None)
             raise
+
+    def repeat(self, link: Link, request: PendingRequest) -> None:
+        """Sends a message of the client to a new bus; the client has an answer already and gets no second one."""
+        if "id" in request.message:
+            self.send(link, request.method, request.params, lambda answer: None)
+        else:
+            link.send(request.line)
 
     def ask(self, link: Link, method: str, params: Json) -> Json:
         """Sends a request and returns its answer.
@@ -245,7 +256,10 @@ class Bridge:
                     self._repeated.pop(f"resource {params.get('uri')}", None)
                 case "notifications/cancelled":
                     id = json.dumps(params.get("requestId"))
-                    self._requests.pop(id, None)
+                    former = self._requests.pop(id, None)
+                    if former is not None and former.link is not None and former.link is not self._link:
+                        with suppress(OSError):
+                            former.link.send(request.line)
                     self._acknowledged.discard(id)
                     self._waiting = [each for each in self._waiting if each.key != id]
 
@@ -269,11 +283,15 @@ class Bridge:
                     self._answer_offline(request)
                 return
             if is_request:
-                self._requests[request.key] = request
+                self._requests[request.key], request.link = request, link
         try:
             link.send(request.line)
         except OSError as error:
+            with self._lock:
+                self._requests.pop(request.key, None)
             self.ended(link, str(error))
+            if is_request:
+                self._pass_on(request)
 
     def _hold(self, request: PendingRequest) -> None:
         """Has a call wait for the next bus, since this one is about to end."""
@@ -334,41 +352,43 @@ class Bridge:
         while not self._ended:
             self._expire()
             if self._link is None:
-                try:
-                    self._open()
-                    pause = FIRST_PAUSE
-                except NoBus as none:
-                    self._why = str(none)
-                    pause = min(pause * 2, MAX_PAUSE)
+                pause = FIRST_PAUSE if self.connect_once() else min(pause * 2, MAX_PAUSE)
             self._wake.clear()
             if self._link is None:
                 time.sleep(pause)
             else:
                 self._wake.wait(MAX_PAUSE if self._waiting else None)
 
-    def connect_once(self) -> None:
-        """Tries once to connect to a bus; `run` tries again."""
+    def connect_once(self) -> bool:
+        """Tries once to connect to a bus, and returns whether there is one; `run` tries again."""
         try:
             self._open()
         except NoBus as none:
             self._why = str(none)
+            return False
+        return True
 
     def ended(self, link: Link, why: str) -> None:
-        """Notes that a connection has ended, and fails the requests that its bus had."""
+        """Notes that a connection has ended, and fails the requests that its bus had and does not answer."""
+        text = f"the bus at {link.where} disconnected: {why}"
         with self._lock:
-            if self._link is not link:
-                return
-            self._leaving = False
-            self._link, self._lost_at, self._why = None, self._clock(), f"the bus at {link.where} disconnected: {why}"
-            lost = [each for id, each in self._requests.items() if not self._is_open_listen(id)]
-            self._requests = {id: each for id, each in self._requests.items() if self._is_open_listen(id)}
-        self._own.fail({"code": own_answers.INTERNAL, "message": why})
-        for each in lost:
-            self._fail(
-                each, f"{self._why}. It had this request; how far it got is not known", "UNKNOWN", retry_safe=False
-            )
-        log(self._why)
-        self._wake.set()
+            if is_news := self._link is link:
+                self._leaving = False
+                self._link, self._lost_at, self._why = None, self._clock(), text
+            mine = [each for each in self._requests.values() if each.link is link and each.key not in link.running]
+            over = [each for each in mine if each.method != "subscriptions/listen"]
+            for each in over:
+                del self._requests[each.key]
+        if is_news:
+            self._own.fail({"code": own_answers.INTERNAL, "message": why})
+            log(text)
+            self._wake.set()
+        for each in over:
+            if each.key in link.unsent:
+                self._pass_on(each)
+            else:
+                unknown = f"{text}. It had this request; how far it got is not known"
+                self._fail(each, unknown, "UNKNOWN", retry_safe=False)
 
     def from_bus(self, line: bytes) -> None:
         """Takes a line from the bus."""
@@ -393,11 +413,20 @@ class Bridge:
                 if request is None:
                     return  # the bridge has answered it, or the client has cancelled it
                 self._acknowledged.discard(key)
-                if own_answers.is_draining(message):
-                    self._leaving, self._why = True, "the bus is draining, and no other one was found"
-                    self._hold(request)
-                    return
+            if own_answers.is_draining(message):
+                self._refused(request)
+                return
         self._write(line if line.endswith(b"\n") else line + b"\n")
+
+    def _refused(self, request: PendingRequest) -> None:
+        """Has a call that a draining bus refuses wait for the next one."""
+        link = request.link
+        with self._lock:
+            if link is not None and link is self._link and not link.leave("it is draining"):
+                self._leaving, self._why = True, "the bus is draining, and no other one was found"
+                self._hold(request)
+                return
+        self._pass_on(request)
 
     def _is_open_listen(self, id: str) -> bool:
         return self._requests[id].method == "subscriptions/listen"
@@ -431,10 +460,11 @@ class Bridge:
                     self._known["initialize"] = answer["result"]
             with self._lock:
                 for request in self._repeated.values():
-                    self._repeat(link, request)
+                    self._own.repeat(link, request)
                 listens = [request for id, request in self._requests.items() if self._is_open_listen(id)]
                 self._swallow |= {each.key for each in listens} & self._acknowledged
                 for request in listens:
+                    request.link = link
                     link.send(request.line)
                 waiting, self._waiting = self._waiting, []
                 self._link = link
@@ -451,13 +481,6 @@ class Bridge:
             self._notify_changes(listens)
         for request in waiting:
             self._pass_on(request)
-
-    def _repeat(self, link: Link, request: PendingRequest) -> None:
-        """Sends a message of the client to a new bus; the client has an answer already and gets no second one."""
-        if "id" in request.message:
-            self._own.send(link, request.method, request.params, lambda answer: None)
-        else:
-            link.send(request.line)
 
     def _notify_changes(self, listens: Iterable[PendingRequest]) -> None:
         """Notifies the client that lists may have changed."""

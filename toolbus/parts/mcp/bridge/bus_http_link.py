@@ -35,12 +35,13 @@ class BusHttpLink:
 
     Args:
         url: of the endpoint, without a profile.
+        moves: whether the next connection leads to another bus while this one drains.
 
     Raises:
         NoBus: no bus answers there.
     """
 
-    def __init__(self, url: str, take: TakeLine, end: TakeEnd) -> None:
+    def __init__(self, url: str, take: TakeLine, end: TakeEnd, *, moves: bool = False) -> None:
         self.where = url
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -49,11 +50,13 @@ class BusHttpLink:
         self._path = parts.path.rstrip("/") or "/mcp"
         self._take = take
         self._end = end
+        self._moves = moves
         self._lock = threading.Lock()
         self._ended = False
         self._session = ""  # the session of a legacy client; "" before its handshake
         self._version = ""  # the protocol version of that session
-        self._running: dict[str, tuple[http.client.HTTPConnection, bool]] = {}  # by id of request, and if it is modern
+        self.running: dict[str, tuple[http.client.HTTPConnection, Json]] = {}  # by id of request, with the request
+        self.unsent: set[str] = set()  # ids of requests that were not connected yet
         self._marks: dict[str, dict[str, tuple[str, ...]]] = {}  # arguments that go into headers, by tool
         try:
             self._connect().close()
@@ -62,17 +65,17 @@ class BusHttpLink:
 
     def send(self, line: bytes) -> None:
         """Sends a message, without waiting for its answer."""
-        if self._ended:
-            raise ConnectionError("the bus has disconnected")
         message: Json = json.loads(line)
         params, method = params_of(message), message.get("method", "")
         if method == ATTACH:
             self._attach(message["id"], params.get("profile") or "")
             return
         if method == "notifications/cancelled":
+            id = json.dumps(params.get("requestId"))
             with self._lock:
-                running = self._running.pop(json.dumps(params.get("requestId")), None)
-            if running is not None and running[1]:
+                self.unsent.discard(id)
+                running = self.running.pop(id, None)
+            if running is not None and _is_modern(running[1]):
                 _shut(running[0])  # the closed connection cancels the request
                 return
         if method == "notifications/initialized" or "id" not in message or not method:
@@ -80,13 +83,31 @@ class BusHttpLink:
             if method == "notifications/initialized":
                 self._start(self._listen)
             return
+        self._plan(message)
         self._start(self._exchange, line, message)
+
+    def _plan(self, request: Json) -> None:
+        """Notes a request that is about to be sent.
+
+        Raises:
+            ConnectionError: the connection has ended.
+        """
+        with self._lock:
+            if self._ended:
+                raise ConnectionError("the bus has disconnected")
+            self.unsent.add(json.dumps(request["id"]))
+
+    def leave(self, why: str) -> bool:
+        """Ends the connection for further requests, if a new one leads to another bus; returns whether it does."""
+        if self._moves:
+            self._gone(why)
+        return self._moves
 
     def close(self) -> None:
         """Closes the connection; pending requests get no answer."""
         self._ended = True
         with self._lock:
-            running, self._running = list(self._running.values()), {}
+            running, self.running = list(self.running.values()), {}
         for connection, _ in running:
             _shut(connection)
 
@@ -99,7 +120,10 @@ class BusHttpLink:
             self._path = f"{self._path}/{profile}"
         meta = {META_VERSION: NEWEST, "io.modelcontextprotocol/clientCapabilities": {}}
         request = {"jsonrpc": "2.0", "id": id, "method": "server/discover", "params": {"_meta": meta}}
+        self._plan(request)
         self._exchange(json.dumps(request).encode(), request)
+        if self._ended:
+            raise ConnectionError("the bus has disconnected")
 
     def _connect(self) -> http.client.HTTPConnection:
         """Connects; on this machine only to a program of this user or root.
@@ -142,9 +166,17 @@ class BusHttpLink:
         is_request = "method" in message and "id" in message
         try:
             connection = self._connect()
+        except OSError as error:
+            self._gone(str(error))
+            return
+        with self._lock:
+            if is_request and (self._ended or id not in self.unsent):  # another bus gets it, or it was cancelled
+                connection.close()
+                return
             if is_request:
-                with self._lock:
-                    self._running[id] = (connection, META_VERSION in params_of(params_of(message), "_meta"))
+                self.unsent.discard(id)
+                self.running[id] = connection, message
+        try:
             try:
                 connection.request("POST", self._path, line, self._headers(message))
                 response = connection.getresponse()
@@ -154,11 +186,13 @@ class BusHttpLink:
             finally:
                 connection.close()
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if not is_request or self._is_pending(message):
+            with self._lock:
+                was_pending = self.running.pop(id, None) is not None
+            if not is_request or was_pending:
                 self._gone(str(error) or type(error).__name__)
         finally:
             with self._lock:
-                self._running.pop(id, None)
+                self.running.pop(id, None)
 
     def _read(self, response: http.client.HTTPResponse, message: Json) -> None:
         if response.getheader("Content-Type", "").startswith(_EVENTS):
@@ -187,7 +221,7 @@ class BusHttpLink:
     def _is_pending(self, message: Json) -> bool:
         """Tells whether a request is not cancelled."""
         with self._lock:
-            return json.dumps(message.get("id")) in self._running
+            return json.dumps(message.get("id")) in self.running
 
     def _resume(self, last: str, message: Json) -> tuple[str, bool]:
         connection = self._connect()
@@ -259,11 +293,18 @@ class BusHttpLink:
                 return
 
     def _gone(self, why: str) -> None:
+        """Ends the connection. The bus still answers what it runs, except streams of changes: the next one has them."""
         with self._lock:
-            if self._ended:
-                return
             self._ended = True
+            listens = [id for id, (_, each) in self.running.items() if each["method"] == "subscriptions/listen"]
+            connections = [self.running.pop(id)[0] for id in listens]
+        for connection in connections:
+            _shut(connection)
         self._end(self, why)
+
+
+def _is_modern(message: Json) -> bool:
+    return META_VERSION in params_of(params_of(message), "_meta")
 
 
 def _shut(connection: http.client.HTTPConnection) -> None:

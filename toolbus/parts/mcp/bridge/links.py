@@ -6,7 +6,7 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,12 +25,23 @@ class Link(Protocol):
 
     where: str  # the address of the bus, for people
 
+    @property
+    def unsent(self) -> Container[str]:
+        """The requests, by their ids as JSON, of which nothing was sent when it ended."""
+
+    @property
+    def running(self) -> Container[str]:
+        """Those that are answered although it has ended, or whose end it tells by calling `TakeEnd` again."""
+
     def send(self, line: bytes) -> None:
         """Sends a message.
 
         Raises:
             OSError: the connection has ended.
         """
+
+    def leave(self, why: str) -> bool:
+        """Ends the connection for further requests, if a new one leads to another bus; returns whether it does."""
 
     def close(self) -> None:
         """Closes the connection, without a call of `Bridge.ended`."""
@@ -42,6 +53,9 @@ class PipeLink:
     Raises:
         NoBus: no bus listens there, or that of another user.
     """
+
+    unsent: Container[str] = ()
+    running: Container[str] = ()
 
     def __init__(self, path: Path, take: TakeLine, end: TakeEnd) -> None:
         self.where = str(path)
@@ -61,6 +75,9 @@ class PipeLink:
 
     def send(self, line: bytes) -> None:
         self._socket.sendall(line if line.endswith(b"\n") else line + b"\n")
+
+    def leave(self, why: str) -> bool:
+        return False
 
     def close(self) -> None:
         self._closed = True

@@ -78,7 +78,7 @@ def run(profile: str, url: str, data_dir: str, bus: str = "") -> None:
         from toolbus.parts.mcp.bridge.bus_http_link import BusHttpLink
 
         try:
-            return BusHttpLink(endpoint_of(bus) if bus else url or DEFAULT_URL, take, end)
+            return BusHttpLink(endpoint_of(bus) if bus else url or DEFAULT_URL, take, end, moves=bool(bus))
         except NoBus as error:
             raise NoBus(str(error) if url or bus else f"{path} does not exist, and {error}") from None
 

@@ -517,6 +517,10 @@ async def call_tool(server: McpServer, request: McpRequest) -> bytes:
     assert isinstance(params, CallParams)  # `PARAMS` says so
     if bytes(params.arguments)[:1] != b"{":
         raise RpcError(McpCode.INVALID_PARAMS, "params.arguments must be an object")
+    if not server.core.takes_calls:  # its plugins leave, so it does not know their tools any more
+        drains = "the bus is draining and takes no new calls"
+        error = CallError(Code.UNAVAILABLE, drains, Stage.NOT_DISPATCHED, retry_safe=True)
+        return write_result(Result(is_error=True, error=error), request)
     if request.profile.show == "search":
         answered = await answer_search(server, request, params)
         if isinstance(answered, bytes):
