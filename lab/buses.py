@@ -57,6 +57,8 @@ class Tally:
         self.outcomes: Counter[str] = Counter()
         self.undispatched: list[int] = []  # numbers of `write` whose callers were told that it did not run
         self.longest = 0.0
+        self.gap = 0.0  # the longest time in which no call of a host ended well
+        self._answered: dict[str, float] = {}  # by host, when a call ended well last
         self.read_lost = 0
         self.alike_after = 0.0  # seconds until all buses listed the same tools; infinite where they never did
         self.events: Counter[str] = Counter()  # disturbances
@@ -75,6 +77,12 @@ class Tally:
             self.read_lost += 1
         if tool == "write" and error.stage is CallStage.NOT_DISPATCHED:
             self.undispatched.append(number)
+
+    def answered(self, host: str) -> None:
+        """Notes that a call of a host ended well."""
+        now = time.monotonic()
+        self.gap = max(self.gap, now - self._answered.get(host, now))
+        self._answered[host] = now
 
 
 def plugin_of(address: str, began: Callable[[int], object]) -> Plugin:
@@ -200,7 +208,9 @@ async def call_on(host: Host, first: int, tally: Tally, over: asyncio.Event) -> 
         began = time.monotonic()
         result = await host.call(tool, {"number": number})
         tally.add(tool, number, result, time.monotonic() - began)
-        if result.error is not None:
+        if result.error is None:
+            tally.answered(host.source)
+        else:
             await asyncio.sleep(PAUSE_SECONDS)
 
 
@@ -408,6 +418,7 @@ def judge(tally: Tally) -> list[Verdict]:
         Verdict("calls", "", str(total)),
         Verdict("lost calls of `write`, in flight on a bus that went", "", str(lost)),
         Verdict("longest call", "", f"{tally.longest:.2f} s"),
+        Verdict("longest time in which no call of a host ended well", "", f"{tally.gap:.2f} s"),
         *_shared(tally),
     ]
 

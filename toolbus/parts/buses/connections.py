@@ -43,7 +43,8 @@ class BusesTimings:
         answer: for an attach, and for a bus that owes an answer; then the next bus is tried.
         tick: between two looks at a bus that owes an answer.
         ping: without a message of it, after which it is asked for one.
-        give_up: more, for the calls that a silent bus has: they end as lost with it.
+        give_up: more, for the calls that a silent bus has: then those that may run twice are made at the next bus.
+        lose: more, for its other calls: they end as lost with it.
         hold: that a call which may have run waits to learn from the next bus whether it may run again.
         lookup: between two look-ups of names.
         ready: for further buses, once one has answered a plugin.
@@ -53,6 +54,7 @@ class BusesTimings:
     tick: float = 0.25
     ping: float = 0.5
     give_up: float = 0.5
+    lose: float = 3.0
     hold: float = 1.0
     lookup: float = LOOKUP_SECONDS
     ready: float = 1.0
@@ -373,19 +375,24 @@ class LostCalls:
         await connections.changes.until(lambda: connections.connected or connections.is_over, self._seconds)
         held, self._held = self._held, []
         try:
-            known = await self._repeatable([out for out, _ in held if not out.ended], until - clock())
+            known = await self.repeatable([out for out, _ in held if not out.ended], until - clock())
         except BaseException:
             self._held += held
             self.fail()
             raise
         for out, lost in held:
-            if out in known and not out.ended and clock() < out.soft_deadline and not connections.is_over:
-                out.last_refusal = lost  # its caller learns that an earlier attempt may have run
-                connections.begin_now((out,))
-            else:
+            if out not in known or not self.begin_again(out, lost):
                 out.finish(lost)
 
-    async def _repeatable(self, calls: Sequence[OutgoingCall], seconds: float) -> set[OutgoingCall]:
+    def begin_again(self, out: OutgoingCall, lost: Result) -> bool:
+        """Makes a call again that may have run, with the error in which it would end; returns whether it has time."""
+        if out.ended or asyncio.get_running_loop().time() >= out.soft_deadline or self._connections.is_over:
+            return False
+        out.last_refusal = lost  # its caller learns that an earlier attempt may have run
+        self._connections.begin_now((out,))
+        return True
+
+    async def repeatable(self, calls: Sequence[OutgoingCall], seconds: float) -> set[OutgoingCall]:
         """Returns the calls whose tools the bus in use lists as repeatable, for the user of each call."""
         users: list[tuple[pb.CallContext | None, list[OutgoingCall]]] = []
         for out in calls:
@@ -668,9 +675,29 @@ class HostConnections(Connections):
         def answered() -> bool:
             return session.last_heard >= asked_at or connection.session is not session
 
-        if not await self.changes.until(lambda: answered() or self.is_over, self._timings.give_up) and not answered():
-            connection.drop()
+        async def is_silent(seconds: float) -> bool:
+            await self.changes.until(lambda: answered() or self.is_over, seconds)
+            return not answered() and not self.is_over
+
+        if await is_silent(self._timings.give_up):
+            await self._repeat_pending(connection, session)
+            if await is_silent(self._timings.lose):
+                connection.drop()
         await self._retire(connection)
+
+    async def _repeat_pending(self, connection: Connection, session: PeerSession) -> None:
+        """Makes the calls of a silent bus again whose tools are repeatable; that bus begins none of them later."""
+        pending = [out for out in session.pending.values() if not out.ended]
+        known = await self._lost.repeatable(pending, self._timings.hold) if pending and self.settings.repeat else ()
+        for out in known:
+            if session.pending.get(out.call_id) is out and not out.ended:
+                text = f"the bus at {connection.settings.address} stands still; it may have run {out.name!r}"
+                lost = Result(out.call_id, is_error=True, error=CallError(Code.UNAVAILABLE, text, Stage.UNKNOWN))
+                connection.calls.cancel(out)
+                del session.pending[out.call_id]
+                out.ended = False  # only that attempt is cancelled
+                if not self._lost.begin_again(out, lost):
+                    out.finish(lost)
 
     async def _retire(self, connection: Connection) -> None:
         """Waits until the calls of a connection have ended, then closes it."""
