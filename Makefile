@@ -120,8 +120,8 @@ rotation: $(VENV)/dev.stamp ## renew and rotate all keys 20 times under load, an
 chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60"; ARGS=buses for several buses)
 	@exec $(BIN)/python -m lab.chaos $(ARGS)
 
-try-buses: $(VENV)/dev.stamp ## run three buses under load, and kill, freeze or shut down one every 5 s (ARGS="--seconds 600 --seed 7"; ARGS=rolling restarts them under hosts of every kind)
-	@exec $(BIN)/python -m lab.$(if $(filter rolling,$(ARGS)),rolling $(filter-out rolling,$(ARGS)),buses $(ARGS))
+try-buses: $(VENV)/dev.stamp ## run three buses under load, and kill, freeze or shut down one every 5 s (ARGS="--seconds 600 --seed 7"; ARGS=rolling restarts them under hosts of every kind, ARGS=changes times changes of shared settings)
+	@exec $(BIN)/python -m lab.$(or $(filter rolling changes,$(ARGS)),buses) $(filter-out rolling changes,$(ARGS))
 
 soak: $(VENV)/dev.stamp ## keep a bus busy for 30 minutes; its memory must not grow (ARGS="--minutes 5 --svg soak.svg")
 	@exec $(BIN)/python -m lab.soak $(ARGS)

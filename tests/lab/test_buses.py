@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from lab import rolling
+from lab import changes, rolling
 from lab.buses import Tally, judge, main
 from toolbus.errors import Code, Stage
 from toolbus.protocol.tool import CallError, Result
@@ -18,6 +19,19 @@ pytestmark = pytest.mark.lab
 def test_a_restart_in_which_one_call_failed_names_the_kind_of_its_host() -> None:
     outcomes = rolling.Tally({("SDK", "ok"): 5, ("REST", "ok"): 2, ("REST", "no bus listens"): 1})
     assert [verdict.what for verdict in rolling.judge(outcomes) if not verdict.good] == ["failed calls, REST"]
+
+
+def test_changes_that_hold_late_or_not_at_once_where_they_were_made_are_named() -> None:
+    outcome = {"a rule": ([0.01, 0.02], 0), "a role": ([0.01, 1.5], 0), "a key": ([0.01], 1)}
+    bad = [verdict.what for verdict in changes.judge(outcome) if not verdict.good]
+    assert bad == ["a role holds at every other bus after (half, 99 of 100, longest)", bad[-1]]
+    assert "a key that did not hold" in bad[-1]
+
+
+def test_a_short_run_of_changes_has_all_kinds_hold_at_the_other_buses() -> None:
+    outcome = asyncio.run(changes.play(2, print))
+    assert all(verdict.good for verdict in changes.judge(outcome))
+    assert [len(seconds) for seconds, _ in outcome.values()] == [4, 4, 4, 6]
 
 
 def failed(code: Code, stage: Stage) -> Result:
