@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -62,30 +63,40 @@ async def test_a_bus_that_goes_on_runs_no_call_that_its_caller_gave_up_and_every
         assert ran == ["after", "before", "is patient", "waits"]
 
 
-async def test_a_plugin_that_goes_on_runs_no_call_that_the_bus_has_ended_and_every_other() -> None:
-    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
-        async with run("sdk_plugin.py", bus.grpc_addresses[0]) as plugin:
+@pytest.mark.parametrize("count", [1, 2], ids=["one bus", "two buses"])
+async def test_a_plugin_that_goes_on_runs_no_call_that_its_bus_has_ended_and_every_other(count: int) -> None:
+    async with AsyncExitStack() as stack:
+        buses = [await stack.enter_async_context(running_bus()) for _ in range(count)]
+        addresses = [bus.grpc_addresses[0] for bus in buses]
+        hosts = [await stack.enter_async_context(Host(address)) for address in addresses]
+        bus, host = buses[0], hosts[0]
+        async with run("sdk_plugin.py", ",".join(addresses)) as plugin:
             await plugin.says("ready")
+            await until(lambda: all("u" in each.registry.first for each in buses), "the tools")
             holding = asyncio.create_task(host.call("hold", timeout=60))
             await plugin.says("holding")
             queued = [asyncio.create_task(host.call("t", {"who": "queued"}, timeout=60)) for _ in range(3)]
             await until(lambda: bus.dispatcher.in_flight.active == 4, "the calls in the plugin's queue")
             assert (await within(host.call("u", {"who": "before"}))).error is None  # behind them, so they were read
             plugin.send(signal.SIGSTOP)
-            tools = ["t", "u"] * (CALLS // 2)
-            given_up = [asyncio.create_task(host.call(name, {"who": "gives up"}, timeout=0.3)) for name in tools]
-            patient = [asyncio.create_task(host.call(name, {"who": "waits"}, timeout=60)) for name in ("t", "u")]
+            made = [(each, name) for each in hosts for name in ["t", "u"] * (CALLS // 2)]
+            given_up = [asyncio.create_task(each.call(name, {"who": "gives up"}, timeout=0.3)) for each, name in made]
+            waits = [
+                asyncio.create_task(each.call(name, {"who": "waits"}, timeout=60))
+                for each in hosts
+                for name in ("t", "u")
+            ]
             results = await within(asyncio.gather(*given_up))
-            for each in queued:
-                each.cancel()
-            await until(lambda: bus.dispatcher.in_flight.active == 3, "their cancels")
+            for task in queued:
+                task.cancel()
+            await until(lambda: sum(each.dispatcher.in_flight.active for each in buses) == 1 + len(waits), "cancels")
             await asyncio.sleep(1.0)  # there is nothing to wait for: what counts is how long the stop was
             plugin.send(signal.SIGCONT)
-            for each in (holding, *patient):
+            for each in (holding, *waits):
                 assert (await within(each)).error is None
             ran = (await within(host.call("ran"))).unwrap()
         assert {result.error and result.error.code for result in results} == {Code.DEADLINE_EXCEEDED}
-        assert ran == ["before", "waits", "waits"]
+        assert ran == ["before", *["waits"] * len(waits)]
 
 
 async def test_a_client_on_the_stubs_alone_that_goes_on_runs_no_call_that_the_bus_has_ended() -> None:

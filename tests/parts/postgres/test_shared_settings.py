@@ -7,12 +7,14 @@ import json
 import shutil
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bus.keys.keys_directory import KeysDirectory
+from tests.parts.mcp.server.http_client import HttpClient
 from tests.support.waiting import HANG_SECONDS, until
 from toolbus import Plugin
 from toolbus.bus import Bus
@@ -21,7 +23,9 @@ from toolbus.bus.roles import ROLES
 from toolbus.bus.storage.store import Store
 from toolbus.errors import Unauthenticated
 from toolbus.parts.identity.scope_texts import Template, template
+from toolbus.parts.mcp.server.calls import ERROR_META
 from toolbus.parts.mcp.server.room import McpServerRoom
+from toolbus.protocol.limits import Timings
 from toolbus.testing import running_bus
 
 Two = tuple[Bus, Bus]
@@ -185,6 +189,35 @@ async def test_all_buses_seal_with_one_key(buses: Two) -> None:
     rooms = [bus.core.rooms.find(McpServerRoom) for bus in buses]
     sealers = [room.server.sealer for room in rooms if room is not None]
     assert sealers[1].open(sealers[0].seal(b"cursor", "list"), "list") == b"cursor"
+
+
+async def test_a_session_of_an_mcp_client_goes_on_at_another_bus_and_a_call_of_the_first_ends_clearly(
+    url: str, tmp_path: Path
+) -> None:
+    timings = replace(Timings(), resumable_seconds=0.0)
+    async with (
+        running_bus(unix=True, storage=url, data_dir=tmp_path / "a", timings=timings) as here,
+        running_bus(unix=True, storage=url, data_dir=tmp_path / "b") as there,
+    ):
+        client, moved = HttpClient(here), HttpClient(there)
+        await client.initialize()
+
+        @here.tool
+        async def long() -> None:
+            await asyncio.Event().wait()
+
+        call = client.begin("tools/call", {"name": "long", "arguments": {}}, id=7)
+        await until(lambda: call.events, "the stream of the call")
+        moved.session = client.session
+        assert await moved.names() == []
+        stream = moved.listen()
+        assert {each["method"].rpartition("/")[2] for each in await stream.told(3)} == {"list_changed"}
+        stream.leave()
+        resumed = await moved.listen(call.events[0]["id"]).done()
+        assert (resumed.answer["id"], resumed.result["isError"]) == (7, True)
+        assert resumed.result["_meta"][ERROR_META]["stage"] == "UNKNOWN"
+        assert "another bus" in resumed.result["content"][0]["text"]
+        call.leave()
 
 
 async def test_explain_metrics_and_health_tell_how_old_the_settings_are(buses: Two) -> None:

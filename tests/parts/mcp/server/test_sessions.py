@@ -327,6 +327,20 @@ async def test_a_session_that_its_client_ended_is_unknown(tmp_path: Path) -> Non
         assert (await client.ask("ping")).result == {}
 
 
+async def test_a_session_of_another_bus_is_unknown_so_that_its_client_initializes_anew(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path / "a") as first, serving(data_dir=tmp_path / "b") as second:
+        client, moved = HttpClient(first), HttpClient(second)
+        await client.initialize("2025-06-18")
+        moved.session = client.session
+        refused = [await moved.ask("tools/list"), await moved.listen().done(), await moved.ask("x", id=None)]
+        assert [each.status for each in refused] == [404] * 3
+        assert all("not issued by this bus" in each.error["message"] for each in refused)
+        assert all("initialize again" in each.error["message"] for each in refused)
+        await moved.initialize("2025-06-18")
+        assert await moved.names() == []
+        assert await client.names() == [], "the other session goes on"
+
+
 async def test_a_request_without_the_id_of_its_session_is_refused() -> None:
     async with serving() as bus:
         client = HttpClient(bus)

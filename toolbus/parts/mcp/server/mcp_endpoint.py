@@ -42,7 +42,8 @@ from toolbus.protocol.tool import CallError
 MAX_ID = 64  # characters of a request's id in the id of its stream
 _CALL, _REQUEST = "c", "r"
 _LOST = (
-    "the bus has restarted, or has dropped the stream of this request. It had the request; how far it got is not known"
+    "the bus has restarted, has dropped the stream of this request, or the request was made at another bus, which had "
+    "it; how far it got is not known"
 )
 
 
