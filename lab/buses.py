@@ -108,7 +108,9 @@ def plugin_of(address: str, began: Callable[[int], object]) -> Plugin:
 async def plugin_process(address: str, folder: Path) -> None:
     """Runs the plugin in a process of its own, until it is ended."""
     ledger, ended = Ledger(folder / RUNS), stop_event()
-    async with plugin_of(address, lambda number: ledger.write(began=number)):
+    async with plugin_of(address, lambda number: ledger.write(began=number)) as plugin:
+        await plugin.ready()
+        print("ready", flush=True)
         await ended.wait()
 
 
@@ -173,6 +175,8 @@ class Plugins:
     async def start(self) -> None:
         self._addresses[0] = ",".join([await line.start() for line in self.lines])
         self._processes = [self._begin(number) for number in range(PLUGINS)]
+        for process in self._processes:
+            await asyncio.to_thread(process.line)
 
     def _begin(self, number: int) -> Child:
         return self._stage.module("buses", "--plugin", self._addresses[number], str(self._folder))
@@ -187,6 +191,7 @@ class Plugins:
         await asyncio.to_thread(process.wait)
         await asyncio.sleep(AWAY_SECONDS)
         self._processes[number] = self._begin(number)
+        await asyncio.to_thread(self._processes[number].line)  # until then the other one is alone
 
     def runs(self) -> Counter[int]:
         """Returns how often each call ran."""
