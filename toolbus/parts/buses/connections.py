@@ -45,7 +45,7 @@ class BusesTimings:
         ping: without a message of it, after which it is asked for one.
         give_up: more, for the calls that a silent bus has: then those that may run twice are made at the next bus.
         lose: more, for its other calls: they end as lost with it.
-        hold: that a call which may have run waits to learn from the next bus whether it may run again.
+        hold: that a call which may have run waits for a bus that lists its tool, to learn whether it may run again.
         lookup: between two look-ups of names.
         ready: for further buses, once one has answered a plugin.
     """
@@ -55,7 +55,7 @@ class BusesTimings:
     ping: float = 0.5
     give_up: float = 0.5
     lose: float = 3.0
-    hold: float = 1.0
+    hold: float = 5.0
     lookup: float = LOOKUP_SECONDS
     ready: float = 1.0
 
@@ -368,21 +368,30 @@ class LostCalls:
             out.finish(lost)
 
     async def settle(self) -> None:
-        """Makes the calls again whose tools are repeatable, as the next bus lists them; ends the others."""
+        """Makes the calls again whose tools are repeatable, as the next bus lists them; ends the others.
+
+        A tool that the next bus does not list may come: its plugin attaches there again.
+        """
         connections, clock = self._connections, asyncio.get_running_loop().time
         until = clock() + self._seconds
         await asyncio.sleep(0)  # calls that are lost together are held together
         await connections.changes.until(lambda: connections.connected or connections.is_over, self._seconds)
         held, self._held = self._held, []
+        lost = dict(held)
         try:
-            known = await self.repeatable([out for out, _ in held if not out.ended], until - clock())
+            while lost:
+                repeatable, absent = await self.look_up([out for out in lost if not out.ended], until - clock())
+                is_over = clock() >= until or connections.is_over
+                for out in [out for out in lost if is_over or out not in absent]:
+                    error = lost.pop(out)
+                    if out not in repeatable or not self.begin_again(out, error):
+                        out.finish(error)
+                if lost:
+                    await connections.changes.until(lambda: connections.is_over, TIMINGS.tick)
         except BaseException:
-            self._held += held
+            self._held += lost.items()
             self.fail()
             raise
-        for out, lost in held:
-            if out not in known or not self.begin_again(out, lost):
-                out.finish(lost)
 
     def begin_again(self, out: OutgoingCall, lost: Result) -> bool:
         """Makes a call again that may have run, with the error in which it would end; returns whether it has time."""
@@ -392,8 +401,10 @@ class LostCalls:
         self._connections.begin_now((out,))
         return True
 
-    async def repeatable(self, calls: Sequence[OutgoingCall], seconds: float) -> set[OutgoingCall]:
-        """Returns the calls whose tools the bus in use lists as repeatable, for the user of each call."""
+    async def look_up(
+        self, calls: Sequence[OutgoingCall], seconds: float
+    ) -> tuple[set[OutgoingCall], set[OutgoingCall]]:
+        """Returns the calls whose tools the bus in use lists as repeatable, for the user of each, or does not list."""
         users: list[tuple[pb.CallContext | None, list[OutgoingCall]]] = []
         for out in calls:
             same = next((group for context, group in users if context == out.options.context), None)
@@ -402,15 +413,18 @@ class LostCalls:
             else:
                 same.append(out)
         repeatable: set[OutgoingCall] = set()
+        absent: set[OutgoingCall] = set()
         for context, group in users[:MAX_USERS]:
-            request = list_request(None, sorted({out.name for out in group}), "", False, 0, None)
+            request = list_request(None, sorted({out.name for out in group}), "", True, 0, None)
             if context is not None:
                 request.context.CopyFrom(context)
+            tools: Sequence[wire.ListedTool] = ()
             with suppress(ToolBusError):
-                answer = await self._connections.unary("List", request, max(seconds, TIMINGS.tick))
-                listed = {each.tool.name for each in answer.tools if each.repeatable}
-                repeatable.update(out for out in group if out.name in listed)
-        return repeatable
+                tools = (await self._connections.unary("List", request, max(seconds, TIMINGS.tick))).tools
+            listed, may = {each.tool.name for each in tools}, {each.tool.name for each in tools if each.repeatable}
+            repeatable.update(out for out in group if out.name in may)
+            absent.update(out for out in group if out.name not in listed)
+        return repeatable, absent
 
 
 class HostConnections(Connections):
@@ -688,8 +702,9 @@ class HostConnections(Connections):
     async def _repeat_pending(self, connection: Connection, session: PeerSession) -> None:
         """Makes the calls of a silent bus again whose tools are repeatable; that bus begins none of them later."""
         pending = [out for out in session.pending.values() if not out.ended]
-        known = await self._lost.repeatable(pending, self._timings.hold) if pending and self.settings.repeat else ()
-        for out in known:
+        if not pending or not self.settings.repeat:
+            return
+        for out in (await self._lost.look_up(pending, self._timings.answer))[0]:
             if session.pending.get(out.call_id) is out and not out.ended:
                 text = f"the bus at {connection.settings.address} stands still; it may have run {out.name!r}"
                 lost = Result(out.call_id, is_error=True, error=CallError(Code.UNAVAILABLE, text, Stage.UNKNOWN))
