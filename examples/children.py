@@ -49,13 +49,14 @@ class Children:
 
         Args:
             command: the arguments after `python`.
-            reads_output: whether the caller reads its standard output; otherwise it is ours.
+            reads_output: whether the caller reads its standard output; otherwise it is our standard error, so that
+                what we print stays whole.
             variables: of its environment, besides those that every child has.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, *command),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE if reads_output else None,
+            stdout=asyncio.subprocess.PIPE if reads_output else sys.stderr.fileno(),
             env={**self._environment, **variables},
             start_new_session=True,
         )
