@@ -20,8 +20,9 @@ from tests.support.postgres import Proxy, Server, running_server
 from tests.support.waiting import HANG_SECONDS, Stopwatch, until, until_sync, within
 from toolbus import Host, Plugin
 from toolbus.bus import Bus
+from toolbus.bus.config import Config
 from toolbus.bus.storage.store import Kind, Store
-from toolbus.errors import NotKept, SetupError
+from toolbus.errors import Code, NotKept, SetupError
 from toolbus.parts.postgres.driver import NotShared, PostgresDriver
 from toolbus.parts.postgres.shared_store import SharedStore
 from toolbus.testing import running_bus
@@ -243,6 +244,46 @@ async def test_a_bus_that_starts_while_the_database_is_away_has_what_it_read_las
     again.put(RULES, "a", 5)
     await asyncio.to_thread(other.close)
     again.close()
+
+
+@pytest.mark.thorough  # a bus waits 15 s for its database
+async def test_a_bus_that_starts_without_its_database_runs_and_has_its_tasks_again_when_that_is_back(
+    server: Server, tmp_path: Path
+) -> None:
+    address = f"unix:{tmp_path}/bus.sock"
+    config = Config(grpc=(address,), http="off", storage=server.database("tasks"), data_dir=tmp_path / "data")
+
+    async def report() -> str:
+        """Writes a report."""
+        return "written"
+
+    async with Bus(config) as bus, Host(address, source="host") as host:
+        bus.tool(report, always_background=True)
+        before = (await within(host.call("report", {}, background_after=30))).output["task_id"]
+        await until_ended(host, before)
+    server.end(signal.SIGKILL)
+    async with Bus(config) as bus, Host(address, source="host") as host:
+        bus.tool(report, always_background=True)
+        unknown = await within(host.call("toolbus:check_task", {"task_id": before}))
+        assert unknown.error is not None
+        assert (unknown.error.code, unknown.error.retry_safe) == (Code.UNAVAILABLE, True)
+        meanwhile = (await within(host.call("report", {}, background_after=30))).output["task_id"]
+        await until_ended(host, meanwhile)
+        server.start()
+        await until_ended(host, before)
+    async with Bus(config), Host(address, source="host") as host:
+        for task_id in (before, meanwhile):
+            ended = await within(host.call("toolbus:check_task", {"task_id": task_id}))
+            assert ended.output["result"] == "written"
+
+
+async def until_ended(host: Host, task_id: str) -> None:
+    async def ended() -> bool:
+        task = await host.call("toolbus:check_task", {"task_id": task_id})
+        return not task.is_error and task.output["status"] == "completed"
+
+    while not await within(ended()):
+        await asyncio.sleep(0.05)
 
 
 def test_an_error_of_the_database_itself_refuses_the_change_and_keeps_the_connection(postgres: Server) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from toolbus.bus.core import Core, Room
+from toolbus.bus.storage.store import WriteFailed
+from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import llm_tool
 from toolbus.parts.tasks.settings import TaskSettings
 from toolbus.parts.tasks.task import home_of, shown_owner
 from toolbus.parts.tasks.task_manager import TaskManager
 from toolbus.parts.tasks.task_tools import TaskTools
+
+log = logging.getLogger("toolbus.tasks")
+
+AGAIN_SECONDS = 2.0  # between attempts to restore tasks from a database that is away
 
 
 class TasksRoom(Room):
@@ -21,6 +30,7 @@ class TasksRoom(Room):
         self.manager = TaskManager(core.config.part(TaskSettings).background_after_seconds)
         self.manager.home = home_of(core.config.bus_id)
         self._tools = TaskTools(self.manager).tools()
+        self._restoring: asyncio.Task[None] | None = None  # None unless the database was away at the start
         core.calls.dispatcher.deadlines.hand_over_to(self.manager)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
@@ -40,12 +50,25 @@ class TasksRoom(Room):
         return ["toolbus.parts.tasks.task_routes:router"]
 
     async def open(self) -> None:
-        """Restores the stored tasks, and persists those to come."""
+        """Restores the stored tasks, where a shared database is away once it is back, and persists those to come."""
         if self.core.program.store.persistent:
-            self.manager.persist_in(self.core.program.store)
+            try:
+                self.manager.persist_in(self.core.program.store)
+            except WriteFailed as error:
+                log.warning("tasks of earlier runs come back with the database: %s", error)
+                self._restoring = asyncio.get_running_loop().create_task(self._restore(), name="toolbus tasks")
+
+    async def _restore(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS)
+            with contextlib.suppress(WriteFailed, SetupError):
+                await asyncio.to_thread(self.manager.persist_in, self.core.program.store)
+                return
 
     async def stop(self) -> None:
         """Ends every task; clients that wait for one are answered."""
+        if self._restoring is not None:
+            self._restoring.cancel()
         self.manager.close()
 
     @llm_tool(description="Lists the background tasks of all users and programs, newest first, without contents.")

@@ -405,6 +405,7 @@ class TaskManager:
 
         Raises:
             SetupError: the file cannot be used, or tasks are persisted elsewhere already.
+            WriteFailed: the database that several buses share is away.
         """
         if self._store is not None:
             raise SetupError(f"tasks are persisted in {self._store.place} already, not in {place}: name one file")
@@ -416,7 +417,12 @@ class TaskManager:
         changed, dropped = [], []
         with self._lock:
             here = self._index.all()
-            for task in store.load():
+            try:
+                stored = list(store.load())
+            except BaseException:
+                store.close()
+                raise
+            for task in stored:
                 restored = task.with_error(ENDED_WITH_PROCESS, now) if task.running else task
                 ended, evicted = self._index.end(restored, self._monotonic())
                 if ended is not task:
@@ -528,10 +534,17 @@ class TaskManager:
         """Returns a task as it is now: `get_result`; or as another bus wrote it, where buses share their results.
 
         Raises:
-            HomeAway: it was begun at another bus, which is not there: nobody knows how it is.
+            HomeAway: it was begun at another bus, which is not there, or before the database went: nobody knows how it
+                is.
         """
         if not is_of_another(task_id, self.home):
-            return self.get_result(task_id, user_id)
+            task = self.get_result(task_id, user_id)
+            if task is None and self._shares and self._store is None:
+                raise HomeAway(
+                    f"{task_id} is not known before the database that the buses share is back: try again later, and do "
+                    "not call the tool again for this"
+                )
+            return task
         task, name, there = None, "", None
         if self._shares and self._store is not None:
             task = await asyncio.to_thread(self._store.find_elsewhere, task_id)
