@@ -79,6 +79,9 @@ def test_a_recording_has_what_tools_got_and_answered_and_no_secrets(calls_file: 
     assert stat.S_IMODE(calls_file.stat().st_mode) == 0o600
     again = toolbus("record", calls_file)
     assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    without_bus = calls_file.with_name("without_bus.jsonl")
+    assert toolbus("record", without_bus, "--bus", "127.0.0.1:1").returncode == 3
+    assert not without_bus.exists(), "it stands in the way of the next attempt"
 
 
 def test_the_same_build_is_equal_and_another_one_is_shown_with_its_differences(

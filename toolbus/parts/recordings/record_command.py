@@ -68,7 +68,11 @@ def record(
             work.run(BusTarget(bus, credential), None)
         else:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
-                work.run(BusTarget(bus, credential), opened)
+                try:
+                    work.run(BusTarget(bus, credential), opened)
+                finally:
+                    if not opened.tell():  # no bus was found: the next attempt may use the name
+                        file.unlink()
     except FileExistsError:
         terminal.fail(f"{file} is there already: choose another name, or remove it", terminal.USAGE)
     except OSError as error:
