@@ -254,7 +254,7 @@ async def test_a_wrong_client_learns_what_is_wrong_and_how_to_fix_it(
     tls, prefix, given, words = WRONG[case]
     async with played_bus(accept, tls=tls) as bus:
         async with Host(prefix + bus.address, credential=given) as host:
-            await until(lambda: "no bus at" in caplog.text)
+            await until(lambda: "not attached to" in caplog.text)
             with pytest.raises(PeerLost) as raised:
                 await host.list(timeout=0.1)
             result = await within(host.call("add", {}, timeout=0.1))
@@ -264,7 +264,7 @@ async def test_a_wrong_client_learns_what_is_wrong_and_how_to_fix_it(
         assert "Socket closed" not in text
         assert "PRIVATE KEY" not in text
         assert TOKEN not in text
-    assert [record.levelno for record in caplog.records if "no bus at" in record.message] == [logging.WARNING]
+    assert [record.levelno for record in caplog.records if "not attached to" in record.message] == [logging.WARNING]
 
 
 async def test_a_server_that_accepts_the_client_by_now_is_reported_with_the_text_of_grpc() -> None:

@@ -123,7 +123,7 @@ class Reconnect:
             log.warning("lost the bus at %s: %s; reconnecting", address, clean_line(end.cause))
         elif not self._absence_logged:
             self._absence_logged = True
-            log.warning("no bus at %s yet: %s; retrying until there is one", address, clean_line(end.cause))
+            log.warning("not attached to the bus at %s yet: %s; retrying", address, clean_line(end.cause))
         self._changes.notify()
 
     def _final_error(self, attempt: Attempt, end: AttemptEnd) -> ToolBusError | None:

@@ -235,7 +235,7 @@ def test_run_waits_for_a_bus_and_reports_it(tmp_path: Path, tools: Path) -> None
     with _serve(tmp_path) as first:
         address = _address(first)
     with Running(tmp_path, "run", tools, "--bus", address) as running:
-        running.says(f"no bus at {address} yet")
+        running.says(f"not attached to the bus at {address} yet")
         assert "dropin#1 * started" not in running.err
         with _serve(tmp_path, grpc=address):
             running.says("offers one")
