@@ -51,13 +51,14 @@ def test_calls_are_found_by_caller_and_outcome(bus: str) -> None:
         ("get.weather", "INVALID_ARGUMENTS", "bob")
     ]
     assert run_json(bus, "calls", "--caller", "nobody") == []
+    assert run_json(bus, "calls", "--outcome", "input_required") == []
 
 
 def test_an_unknown_outcome_is_wrong_usage(bus: str) -> None:
     ended = toolbus("calls", "--outcome", "bad", "--bus", bus)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "'bad'" in ended.stderr
-    assert "OK, TOOL," in ended.stderr
+    assert "OK, INPUT_REQUIRED, TOOL," in ended.stderr
 
 
 async def test_a_call_that_runs_is_cancelled_by_its_id() -> None:

@@ -155,8 +155,9 @@ def _outcome(word: str | None) -> str:
     if not word:
         return ""
     from toolbus.errors import Code
+    from toolbus.protocol.questions import INPUT_REQUIRED_OUTCOME
 
-    outcomes = ["OK", *(code.name for code in Code if code)]
+    outcomes = ["OK", INPUT_REQUIRED_OUTCOME, *(code.name for code in Code if code)]
     if word.upper() not in outcomes:
         terminal.fail(f"--outcome is {word!r}, it must be one of {', '.join(outcomes)}", terminal.USAGE)
     return word.upper()
