@@ -11,19 +11,24 @@ from typing import NoReturn
 
 USAGE = """\
 Usage: toolbus mcp [--profile NAME] [--bus ADDR] [--url URL] [--data-dir DIR]
-       toolbus mcp config claude-desktop|claude-code|vscode|cursor [--write] [--profile NAME] [--bus ADDR] [--url URL]
+       toolbus mcp config claude-desktop|claude-code|vscode|cursor [--write]
+                          [--profile NAME] [--bus ADDR] [--url URL]
 
-Connects an MCP client on standard input and output with the bus, over the socket mcp.sock in the data directory of the
-bus, else over HTTP at the default address. Clients start it themselves: `toolbus mcp config CLIENT` prints what their
-configuration needs.
+Connects an MCP client on standard input and output with the bus, over the
+socket mcp.sock in the data directory of the bus, else over HTTP at the default
+address. Clients start it themselves: `toolbus mcp config CLIENT` prints what
+their configuration needs.
 
 Options:
-  --profile NAME  the profile of [mcp.profiles] that the client sees (default: the profile default)
-  --bus ADDR      the bus, or several, as the other commands name them (default: TOOLBUS_ADDRESS); it says where its
-                  endpoint is, and of several the one that answers is taken
+  --profile NAME  the profile of [mcp.profiles] that the client sees
+                  (default: the profile default)
+  --bus ADDR      the bus, or several, as the other commands name them
+                  (default: TOOLBUS_ADDRESS); the one that answers is taken
   --url URL       the endpoint of the bus, such as http://127.0.0.1:48911/mcp
-  --data-dir DIR  the data directory of the bus (default: TOOLBUS_DATA_DIR, else as for toolbus serve)
-  --write         merges the snippet into the client's own file, after a copy of it was made
+  --data-dir DIR  the data directory of the bus (default: TOOLBUS_DATA_DIR,
+                  else as for toolbus serve)
+  --write         merges the snippet into the client's own file, after a copy
+                  of it was made
   -h, --help      shows this text
 
 Examples:
@@ -32,7 +37,8 @@ Examples:
   toolbus mcp --url http://127.0.0.1:48911/mcp
   toolbus mcp --bus 127.0.0.1:48930,127.0.0.1:48940
 
-Exit codes: 0 the client has ended it, 1 the file cannot be changed, 2 wrong usage.
+Exit codes: 0 the client has ended it, 1 the file cannot be changed,
+2 wrong usage.
 """
 _VALUES = ("--profile", "--bus", "--url", "--data-dir")
 
