@@ -44,6 +44,32 @@ def test_an_explanation_of_a_choice_names_the_closest_branch() -> None:
     assert 'closest: arguments.a.v: "s" ' in sentence
 
 
+@pytest.mark.parametrize(
+    ("value", "closest"),
+    [
+        ({"kind": "bird", "wings": -1}, "arguments.a.wings: -1 "),
+        ({"kind": "bird", "wings": "x"}, 'arguments.a.wings: "x" '),
+        ({"kind": "dog"}, 'arguments.a: "name" '),
+        ({"kind": "fish"}, 'arguments.a.kind: one of "cat", "dog", "bird" was expected'),
+        ({}, 'arguments.a: "kind" '),
+        ("often", 'arguments.a: one of "always", "never" was expected'),
+    ],
+)
+def test_an_explanation_of_a_choice_follows_its_discriminator(value: Any, closest: str) -> None:
+    pets: dict[str, Any] = {
+        "cat": {},
+        "dog": {"name": {"type": "string"}},
+        "bird": {"wings": {"type": "integer", "minimum": 0}},
+    }
+    branches = [
+        {"type": "object", "properties": {"kind": {"const": kind}, **more}, "required": ["kind", *more]}
+        for kind, more in pets.items()
+    ]
+    words = [{"const": "always"}, {"const": "never"}]
+    choice = [*words, {"type": "object"}] if isinstance(value, str) else branches
+    assert f"closest: {closest}" in compiled({"properties": {"a": {"anyOf": choice}}}).explain({"a": value})
+
+
 @pytest.mark.parametrize("arguments", [{"a": object()}, {"\ud800": 1}, {1: 2}])
 @pytest.mark.parametrize("schema", [{"additionalProperties": {"type": "string"}}, {"additionalProperties": SELF}])
 def test_what_json_cannot_hold_is_explained(schema: Any, arguments: Any) -> None:

@@ -118,11 +118,6 @@ def _plain(text: str) -> str:
     return _BARE.sub(HIDDEN, "".join(parts) + text[end:])
 
 
-# Defines the record of one call: tool, caller and user, how it ended, how long it took, how large it was.
-#
-# Arguments and outputs are recorded only if the bus is configured to, shortened, and with everything that looks like a
-# secret redacted (redaction.py).
-
 MAX_CONTENT = 4_096  # characters of recorded arguments or output
 MAX_REPAIRS_SHOWN = 20  # of one call
 MAX_TEXT = 128  # characters of a name or id of a refused call

@@ -39,9 +39,6 @@ from toolbus.errors import UnknownRole
 from toolbus.protocol.tool import Tool
 
 
-# Builds listings: the lines of the catalog as callers see them.
-#
-# Stateless: the registry decides when listings are built, and holds its lock meanwhile.
 def is_public(listing: ToolListing) -> bool:
     """Tells whether a tool belongs into listings: not one for operators, nor a model that a host lends."""
     return not is_operators(listing.source) and listing.tool.name != LENT_MODEL

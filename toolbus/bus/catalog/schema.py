@@ -961,11 +961,18 @@ def _fault_text(error: jsonschema_rs.ValidationError, noun: str) -> str:
 
 
 def _closest(error: jsonschema_rs.ValidationError, noun: str) -> str:
-    """Returns what is wrong with the closest branch of a choice: the one that got furthest into the value."""
+    """Returns what is wrong with the closest branch of a choice, first of those with the type and constants of it."""
     if not isinstance(error.kind, CHOICES):
         return ""
-    firsts = [branch[0] for branch in error.kind.context if branch]
+    depth, constant = len(error.instance_path), jsonschema_rs.ValidationErrorKind.Constant
+    branches = [sorted(each, key=lambda each: not isinstance(each.kind, constant)) for each in error.kind.context]
+    firsts = [(len(each[0].instance_path), type(each[0].kind), each[0]) for each in branches if each]
     if not firsts:
         return ""
-    best = max(firsts, key=lambda first: (len(first.instance_path), not isinstance(first.kind, _TYPE)))
+    *_, best = max(
+        firsts, key=lambda each: (each[:2] != (depth, _TYPE), each[1] != constant, each[0], each[1] != _TYPE)
+    )
+    values = [show(each.kind.expected_value) for *_, each in firsts if isinstance(each.kind, constant)]
+    if isinstance(best.kind, constant) and len(values) > 1:
+        return f", closest: {_place(best, noun)}: one of {cut(', '.join(values))} was expected"
     return f", closest: {_place(best, noun)}: {cut(best.message)}"

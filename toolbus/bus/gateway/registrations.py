@@ -125,11 +125,8 @@ def _register(places: list[tuple[int, str | None, CallbackHandler]], registry: R
     registry.suspend([handler for _, _, handler in places], UNCONFIRMED)
 
 
-# Writes changed registrations by callback URL to the store.
-#
-# It writes the registry's state of a handler. A failed write is retried with the next change, and when the bus stops.
 class RegistrationWriter:
-    """Writes the registrations of one bus.
+    """Writes the registrations of one bus; a failed write is retried with the next change, and when the bus stops.
 
     Args:
         store: None: nothing is written.
