@@ -129,6 +129,18 @@ async def test_without_a_grant_the_error_names_the_line_that_grants_it(load: Loa
     assert Tripwire().check_result("t", result.to_wire()) is None, "the bus lets the remedy through"
 
 
+@pytest.mark.parametrize(
+    "given_up",
+    [
+        "const own = new AbortController(), asked = fetch('http://h/', own); own.abort('enough'); await asked",
+        "await fetch('http://h/', {signal: AbortSignal.abort('enough')})",
+    ],
+)
+async def test_a_request_can_be_given_up(load: Load, given_up: str) -> None:
+    body = f"try {{ {given_up} }} catch (error) {{ return error }}"
+    assert (await call(load({"kb.js": answering(body)}, is_extension=True), "t")).output == "enough"
+
+
 def test_what_is_stored_stays_below_its_folder_and_apart_by_user(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "other.txt").write_text("of others")

@@ -95,8 +95,8 @@
     });
   }
 
-  async function fetch(address, options = {}) {
-    const { signal, ...rest } = options;
+  async function fetch(address, options) {
+    const { signal, ...rest } = options ?? {};
     signal?.throwIfAborted();
     const aborted = new Promise((resolve, reject) => signal?.addEventListener("abort", () => reject(signal.reason)));
     const answer = await Promise.race([ask("cors", String(address), rest), aborted]);
