@@ -1,5 +1,5 @@
 //! Lists tools and calls them, usually for a language model.
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -7,11 +7,14 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tonic::Code;
 
+use crate::addresses::Addresses;
 use crate::calls::Call;
+use crate::lent::{Generation, GenerationRequest, LendOptions, lend};
 use crate::pb::*;
 use crate::peer::{Feed, Options, Peer, complete};
-use crate::tools::Tools;
-use crate::values::{Error, Result, arguments_json};
+use crate::plugin::Plugin;
+use crate::tools::{ToolScope, Tools};
+use crate::values::{BoxError, Error, Result, arguments_json};
 
 const LIST: Duration = Duration::from_secs(10); // for a listing, waiting for a connection included
 const CLOSE: Duration = Duration::from_secs(5);
@@ -20,8 +23,9 @@ const CLOSE: Duration = Duration::from_secs(5);
 pub struct Host {
     source: String,
     options: Options,
-    addresses: Vec<String>,
+    addresses: Addresses,
     peer: Arc<Peer>,
+    lender: OnceLock<Plugin>, // offers the model of this host
 }
 
 impl Host {
@@ -34,7 +38,7 @@ impl Host {
     pub fn with(source: &str, options: Options) -> Result<Self> {
         let (options, addresses) = complete(options)?;
         let peer = Peer::new(source, options.clone(), addresses.clone(), Tools::new(), None)?;
-        Ok(Host { source: source.into(), options, addresses, peer })
+        Ok(Host { source: source.into(), options, addresses, peer, lender: OnceLock::new() })
     }
 
     /// Waits until a bus has accepted this host.
@@ -104,8 +108,28 @@ impl Host {
         Ok(Watch { peer, items })
     }
 
+    /// Lends the model of this host to plugins that have the permission `generation`, until the host is closed.
+    ///
+    /// `generate` returns a text or a [`Generation`]; its error is that of the request. Several hosts may lend: requests
+    /// are shared between them. Without a bus the model is lent once there is one.
+    pub fn lend<F, Fut, G>(&self, limits: LendOptions, generate: F) -> Result<()>
+    where
+        F: Fn(GenerationRequest, ToolScope) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<G, BoxError>> + Send + 'static,
+        G: Into<Generation>,
+    {
+        let twice = || Error::Setup("this host lends its model already: make a host for each model".into());
+        if self.lender.get().is_some() {
+            return Err(twice());
+        }
+        self.lender.set(lend(&self.options, limits, generate)?).map_err(|_| twice())
+    }
+
     /// Disconnects; calls in flight end in CANCELLED.
     pub async fn close(&self) {
+        if let Some(lender) = self.lender.get() {
+            lender.leave(Duration::ZERO).await;
+        }
         self.peer.closed.cancel();
         self.peer.leave();
         let _ = self.peer.ended(CLOSE).await;

@@ -6,8 +6,10 @@
 #![warn(missing_docs)]
 #![allow(clippy::large_enum_variant)] // of messages on their way
 
+mod addresses;
 mod calls;
 mod host;
+mod lent;
 mod link;
 /// The messages of the protocol, made from its `.proto` files.
 #[rustfmt::skip]
@@ -21,6 +23,7 @@ mod wire;
 
 pub use calls::{AskedQuestion, Call};
 pub use host::{Host, Watch};
+pub use lent::{Generation, GenerationRequest, LendOptions, Message};
 pub use pb::{
     CallContext, CallError, CallStage, CatalogChange, ContentBlock, ErrorCode, ListRequest, ListResponse, ListedTool,
     Notification, RefusedTool, Tool, ToolAnnotations, ToolCall, ToolProgress, ToolResult, WaitingTool,

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
+use crate::addresses::Addresses;
 use crate::link::{Item, Link};
 use crate::pb::event::Kind;
 use crate::pb::*;
@@ -39,8 +40,9 @@ pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 /// What plugins and hosts can state about their connection; what is left out has its default.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT`, `mtls:HOST:PORT`, or several of them, separated by commas; by default
-    /// TOOLBUS_ADDRESS, then the credential's, then `127.0.0.1:48930`. A plugin attaches to all, a host to one at a time.
+    /// `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT`, `mtls:HOST:PORT`, `dns:` before a name for every bus that DNS has for it,
+    /// or several of them, separated by commas; by default TOOLBUS_ADDRESS, then the credential's, then
+    /// `127.0.0.1:48930`. A plugin attaches to all, a host to one at a time.
     pub address: String,
     /// The file that proves who this peer is, to a bus on another machine; by default TOOLBUS_CREDENTIAL.
     pub credential: String,
@@ -58,6 +60,15 @@ pub struct Options {
     pub all_or_none: bool,
     /// Takes warnings for the author; by default they go to standard error.
     pub log: Option<Log>,
+}
+
+impl Options {
+    pub(crate) fn warn(&self, text: &str) {
+        match &self.log {
+            Some(log) => log(text),
+            None => eprintln!("toolbus: {text}"),
+        }
+    }
 }
 
 /// What a peer subscribes to, and where it goes.
@@ -91,7 +102,7 @@ struct State {
 pub(crate) struct Peer {
     source: String,
     options: Options,
-    addresses: Vec<String>,
+    addresses: Addresses,
     feed: Option<Feed>,
     pub tools: Arc<Tools>,
     pub route: watch::Sender<Route>,
@@ -105,7 +116,7 @@ pub(crate) struct Peer {
 }
 
 /// Returns the options with what the environment and the credential state, and the addresses.
-pub(crate) fn complete(mut options: Options) -> Result<(Options, Vec<String>)> {
+pub(crate) fn complete(mut options: Options) -> Result<(Options, Addresses)> {
     for (value, name) in [
         (&mut options.credential, "TOOLBUS_CREDENTIAL"),
         (&mut options.address, "TOOLBUS_ADDRESS"),
@@ -121,30 +132,28 @@ pub(crate) fn complete(mut options: Options) -> Result<(Options, Vec<String>)> {
     if options.instance.is_empty() {
         options.instance = format!("{:016x}{:016x}", random(), random());
     }
-    if options.address.contains("dns:") {
-        return Err(Error::Setup(format!(
-            "the address '{}' has dns:, which this library does not look up: list the addresses",
-            options.address
-        )));
-    }
-    let addresses = options.address.split(',').map(|each| each.trim().to_owned()).collect();
+    let addresses = Addresses::parse(&options.address)?;
     Ok((options, addresses))
+}
+
+/// Refuses a source that breaks the rule of its name.
+pub(crate) fn check_source(source: &str) -> Result<()> {
+    let allowed = source.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte));
+    if source.is_empty() || source.len() > 128 || !allowed {
+        return Err(Error::Setup(format!("the source is '{source}', it must be 1 to 128 of [A-Za-z0-9_.:-]")));
+    }
+    Ok(())
 }
 
 impl Peer {
     pub fn new(
         source: &str,
         options: Options,
-        addresses: Vec<String>,
+        addresses: Addresses,
         tools: Arc<Tools>,
         feed: Option<Feed>,
     ) -> Result<Arc<Peer>> {
-        if source.is_empty()
-            || source.len() > 128
-            || !source.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte))
-        {
-            return Err(Error::Setup(format!("the source is '{source}', it must be 1 to 128 of [A-Za-z0-9_.:-]")));
-        }
+        check_source(source)?;
         Ok(Arc::new(Peer {
             source: source.into(),
             options,
@@ -163,10 +172,7 @@ impl Peer {
     }
 
     pub fn log(&self, text: &str) {
-        match &self.options.log {
-            Some(log) => log(text),
-            None => eprintln!("toolbus: {text}"),
-        }
+        self.options.warn(text);
     }
 
     pub fn handlers(&self) -> &Handle {
@@ -282,12 +288,17 @@ impl Peer {
     async fn live(self: &Arc<Self>) -> Result<()> {
         let mut failures = 0; // attempts since the last steady session
         let mut key_ended = false; // whether the session before ended because the bus no longer accepts its key
+        let mut addresses = self.addresses.clone();
         for attempt in 0.. {
             if self.state().left.is_some() {
                 break;
             }
-            let address = &self.addresses[attempt % self.addresses.len()];
-            let (end, lived) = self.serve(address).await;
+            let (address, (end, lived)) = if let Err(problem) = self.look_up(&mut addresses).await {
+                (self.options.address.as_str(), (problem, None))
+            } else {
+                let address = &addresses.known[attempt % addresses.known.len()];
+                (address.as_str(), self.serve(address).await)
+            };
             if let Some(problem) = self.state().fatal.take() {
                 return Err(problem);
             }
@@ -310,7 +321,7 @@ impl Peer {
             let upper = Duration::from_millis(longest.min(first << failures.min(10)));
             if self.state().left.is_none() {
                 self.explain(address, &end, text, longest);
-                if lived.is_none() && (attempt + 1) % self.addresses.len() != 0 {
+                if lived.is_none() && (attempt + 1) % addresses.known.len().max(1) != 0 {
                     continue; // another bus may be there
                 }
                 let _ = timeout(upper.mul_f64(random() as f64 / u64::MAX as f64), self.leaving.cancelled()).await;
@@ -318,6 +329,17 @@ impl Peer {
             failures += 1;
         }
         Ok(())
+    }
+
+    /// Looks up names of DNS, unless this peer leaves meanwhile.
+    async fn look_up(&self, addresses: &mut Addresses) -> Result<()> {
+        if !addresses.has_names() {
+            return Ok(());
+        }
+        tokio::select! {
+            found = addresses.look_up() => found,
+            _ = self.leaving.cancelled() => Err(Error::Lost(Code::Cancelled, "this peer has left".into())),
+        }
     }
 
     /// Logs why an attempt failed, once.

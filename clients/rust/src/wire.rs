@@ -1,5 +1,5 @@
 //! Connects to a bus with tonic, by the credential as it is now. Addresses are `HOST:PORT` and `unix:PATH` without TLS,
-//! `tls:HOST:PORT` and `mtls:HOST:PORT` with it.
+//! `tls:HOST:PORT` and `mtls:HOST:PORT` with it; `tls:NAME@HOST:PORT` where the certificate has another name.
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::time::Duration;
@@ -28,6 +28,10 @@ impl Wire {
             Some((prefix @ ("tls" | "mtls"), target)) => (prefix, target),
             _ => ("", address),
         };
+        let (name, target) = match target.rsplit_once('@') {
+            Some((name, target)) if !prefix.is_empty() => (name, target),
+            _ => ("", target),
+        };
         let local = ["unix:", "127.0.0.1:", "localhost:", "[::1]:"].iter().any(|host| address.starts_with(host));
         if !value("token").is_empty() && prefix.is_empty() && !local {
             return Err(Error::Setup(format!("a token is not sent to {address} in plain text: write tls:{address}")));
@@ -52,6 +56,9 @@ impl Wire {
             let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(value("ca")));
             if !value("key").is_empty() && !value("certificate").is_empty() {
                 tls = tls.identity(Identity::from_pem(value("certificate"), value("key")));
+            }
+            if !name.is_empty() {
+                tls = tls.domain_name(name);
             }
             let unusable =
                 |problem| Error::Setup(format!("the credential {credential} cannot be used: {}", deepest(&problem)));
