@@ -32,7 +32,9 @@ const (
 // what stands below signal.
 type ask struct {
 	fields     *pb.ToolCall
-	parent     *link // the stream of the call that this one is part of; nil for others
+	timeout    float64 // in seconds, as the caller states it; 0 for none
+	background float64 // the same of the moment when the call becomes a task
+	parent     *link   // the stream of the call that this one is part of; nil for others
 	onProgress func(Progress)
 	started    time.Time
 	deadline   time.Time     // until when it waits for a stream, for room, and between attempts
@@ -75,7 +77,10 @@ func (p *peer) call(ctx context.Context, fields *pb.ToolCall, parent *link, onPr
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
-	a := &ask{fields: fields, parent: parent, onProgress: onProgress, started: time.Now(), signal: make(chan struct{}, 1)}
+	a := &ask{
+		fields: fields, timeout: fields.TimeoutSeconds, background: fields.BackgroundAfterSeconds, parent: parent,
+		onProgress: onProgress, started: time.Now(), signal: make(chan struct{}, 1),
+	}
 	named := seconds(fields.TimeoutSeconds)
 	if fields.BackgroundAfterSeconds > 0 {
 		named = seconds(fields.BackgroundAfterSeconds)
@@ -89,13 +94,12 @@ func (p *peer) call(ctx context.Context, fields *pb.ToolCall, parent *link, onPr
 	p.submit(a)
 	p.mutex.Unlock()
 	result, err := p.drive(ctx, a)
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	delete(p.unfinished, a)
 	if err != nil {
+		p.mutex.Lock()
+		defer p.mutex.Unlock()
 		p.giveUp(a, "cancelled")
+		delete(p.unfinished, a)
 	}
-	a.over = true
 	return result, err
 }
 
@@ -114,6 +118,9 @@ func (p *peer) drive(ctx context.Context, a *ask) (*pb.ToolResult, error) {
 			if result != nil {
 				if wait := p.again(a, result); wait > 0 {
 					result, pause = nil, time.After(wait)
+				} else {
+					delete(p.unfinished, a)
+					a.over = true
 				}
 			}
 			p.mutex.Unlock()
@@ -167,7 +174,8 @@ func (p *peer) submit(a *ask) {
 }
 
 func (p *peer) send(a *ask, link *link) {
-	call := proto.Clone(a.fields).(*pb.ToolCall)
+	call := a.fields
+	call.TimeoutSeconds, call.BackgroundAfterSeconds = a.timeout, a.background
 	if waited := time.Since(a.started); waited > prompt {
 		for _, each := range []*float64{&call.TimeoutSeconds, &call.BackgroundAfterSeconds} {
 			if *each > 0 {
@@ -334,7 +342,10 @@ func (p *peer) onResults(results []*pb.ToolResult, link *link) {
 	for _, result := range results {
 		if a := link.pending[result.CallId]; a != nil {
 			delete(link.pending, result.CallId)
-			a.end(result)
+			if !a.over && a.result == nil {
+				a.result = result
+				p.woken = append(p.woken, a)
+			}
 		}
 	}
 	p.sendWaiting(link)

@@ -50,7 +50,8 @@ type outbox struct {
 	ready       chan struct{} // tells the writer to look; has room for one
 	mutex       *sync.Mutex   // of the peer
 	items       []item
-	holding     bool // whether all items are results or calls that wait for others
+	holding     bool        // whether all items are results or calls that wait for others
+	holdTimer   *time.Timer // ends that; nil before the first time
 	closed      bool
 	resultBytes int // the largest payload of a result that the bus takes
 	largestItem int // in bytes; a larger item would end the stream
@@ -68,11 +69,20 @@ func (o *outbox) put(field field, bytes []byte, callID string, wait bool) {
 		o.wake()
 	case empty:
 		o.holding = true
-		time.AfterFunc(hold, func() {
-			o.mutex.Lock()
-			defer o.mutex.Unlock()
-			o.wake()
-		})
+		if o.holdTimer == nil {
+			o.holdTimer = time.AfterFunc(hold, o.release)
+		} else {
+			o.holdTimer.Reset(hold)
+		}
+	}
+}
+
+// release lets the writer take what was held.
+func (o *outbox) release() {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	if o.holding {
+		o.wake()
 	}
 }
 
@@ -91,7 +101,10 @@ func (o *outbox) close() {
 }
 
 func (o *outbox) wake() {
-	o.holding = false
+	if o.holding {
+		o.holding = false
+		o.holdTimer.Stop()
+	}
 	select {
 	case o.ready <- struct{}{}:
 	default:

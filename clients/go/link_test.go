@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -83,6 +84,28 @@ func TestResultsThatWaitForOthersGoWithTheNextItemOrAfterTheirTime(t *testing.T)
 	link.mutex.Lock()
 	defer link.mutex.Unlock()
 	equal(t, len(take(t, link).Results), 2)
+}
+
+func TestTheMomentThatResultsWaitBeginsWithTheFirstOfTheirMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		link := testLink()
+		put := func(wait bool) {
+			link.mutex.Lock()
+			defer link.mutex.Unlock()
+			link.put(fieldResults, nil, "", wait)
+		}
+		put(true)
+		time.Sleep(hold / 2)
+		put(false)
+		equal(t, len(take(t, link).Results), 2)
+		put(true)
+		time.Sleep(hold * 3 / 4) // the moment of the first ones is over
+		synctest.Wait()
+		equal(t, link.take() == nil, true)
+		time.Sleep(hold / 2)
+		synctest.Wait()
+		equal(t, len(take(t, link).Results), 1)
+	})
 }
 
 func TestAClosedOutboxDropsFurtherItemsAndStillGivesOutTheEarlierOnes(t *testing.T) {

@@ -115,6 +115,8 @@ type peer struct {
 	closed       string                 // why calls are not sent any more; empty while they are
 	waiting      []*ask                 // calls that wait for a stream or for room, oldest first
 	unfinished   map[*ask]bool
+	beginning    []*run     // calls of a message that is being handled
+	woken        []*ask     // whose result is in that message
 	tools        []*offered // in the order in which they were added
 	version      int        // of the tools; rises with every change
 }
@@ -240,6 +242,7 @@ func (p *peer) run() {
 	p.leaveLocked("this peer has left the bus")
 	p.notifyChanged()
 	close(p.ended)
+	close(p.work)
 }
 
 func (p *peer) live() error {
@@ -514,10 +517,23 @@ func (p *peer) subscribe(link *link) {
 
 // -- messages of the bus ----------------------------------------------------------------------------------------------
 
-// receive handles the fields of a message, in the order of the protocol.
+// receive handles a message. Then it starts the handlers of its calls and wakes the callers of its results: with the mutex
+// all of them would wait for it.
 func (p *peer) receive(message *pb.InvokeResponse, link *link) {
 	p.mutex.Lock()
-	defer p.mutex.Unlock()
+	p.handle(message, link)
+	runs := slices.DeleteFunc(p.beginning, func(run *run) bool { return run.ended }) // cancelled by the same message
+	woken := p.woken
+	p.beginning, p.woken = nil, nil
+	p.mutex.Unlock()
+	p.startRuns(runs)
+	for _, a := range woken {
+		a.notify()
+	}
+}
+
+// handle handles the fields of a message, in the order of the protocol.
+func (p *peer) handle(message *pb.InvokeResponse, link *link) {
 	link.look()
 	link.heardAt = time.Now()
 	if message.Attached != nil {

@@ -104,7 +104,16 @@ type offered struct {
 func AddTool[In, Out any](plugin *Plugin, tool Tool, handler func(context.Context, In) (Out, error)) error {
 	kind := reflect.TypeFor[In]()
 	decode := decodeJSON
-	if !holdsAny(kind, map[reflect.Type]bool{}) {
+	if kind == reflect.TypeFor[json.RawMessage]() {
+		decode = func(text string, into any) error {
+			raw := json.RawMessage(text)
+			*into.(*json.RawMessage) = raw
+			if !json.Valid(raw) {
+				return json.Unmarshal(raw, into) // says what is wrong
+			}
+			return nil
+		}
+	} else if !holdsAny(kind, map[reflect.Type]bool{}) {
 		decode = func(text string, into any) error { return json.Unmarshal([]byte(text), into) }
 	}
 	return plugin.add(tool, kind, reflect.TypeFor[Out](), func(ctx context.Context, text string) (any, error) {
@@ -191,6 +200,7 @@ func declared(tool Tool, in, out reflect.Type) (*pb.Tool, error) {
 type run struct {
 	call  *pb.ToolCall
 	link  *link
+	tools []*offered // as they were when the call came
 	ctx   *callContext
 	left  *int // how many calls of its message have no result yet; the mutex of the peer guards it, and ended
 	ended bool // whether its result was made
@@ -249,21 +259,28 @@ func (c *callContext) Value(key any) any {
 	return c.look().Value(key)
 }
 
-// beginCalls starts the handlers of calls that came in one message, and does not wait for them.
+// beginCalls has the handlers of calls that came in one message started, by startRuns.
 func (p *peer) beginCalls(calls []*pb.ToolCall, link *link) {
-	left := len(calls)
+	left, now := len(calls), time.Now()
 	for _, call := range calls {
 		if link.standstill.holding {
 			link.standstill.held[call.CallId] = call
 			link.standstill.order = append(link.standstill.order, call.CallId)
 			continue
 		}
-		run := &run{call: call, link: link, left: &left}
+		run := &run{call: call, link: link, tools: p.tools, left: &left}
 		run.ctx = &callContext{scope: &ToolScope{peer: p, run: run}}
 		if call.TimeoutSeconds > 0 {
-			run.ctx.deadline = time.Now().Add(seconds(call.TimeoutSeconds))
+			run.ctx.deadline = now.Add(seconds(call.TimeoutSeconds))
 		}
 		link.running[call.CallId] = run
+		p.beginning = append(p.beginning, run)
+	}
+}
+
+// startRuns starts handlers, and does not wait for them.
+func (p *peer) startRuns(runs []*run) {
+	for _, run := range runs {
 		select {
 		case p.work <- run:
 		default:
@@ -280,12 +297,12 @@ func (p *peer) workOn(run *run) {
 			p.idle.Add(-1)
 			return
 		}
-		select {
-		case run = <-p.work:
-			p.idle.Add(-1)
-		case <-p.ended:
+		next, open := <-p.work
+		if !open {
 			return
 		}
+		run = next
+		p.idle.Add(-1)
 	}
 }
 
@@ -318,7 +335,7 @@ func (p *peer) serveCall(run *run) {
 	defer run.ctx.end(errCallEnded)
 	result := p.resultOf(run.ctx, run.ctx.scope)
 	result.CallId = run.call.CallId
-	bytes := p.checked(result, run.link)
+	bytes := checked(result, run.link)
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	p.finish(run, bytes)
@@ -346,10 +363,8 @@ func (p *peer) finish(run *run, result []byte) {
 
 // resultOf runs the handler of a call.
 func (p *peer) resultOf(ctx context.Context, scope *ToolScope) (result *pb.ToolResult) {
-	call := scope.run.call
-	p.mutex.Lock()
-	tools, place := p.tools, p.place(call.Name)
-	p.mutex.Unlock()
+	call, tools := scope.run.call, scope.run.tools
+	place := slices.IndexFunc(tools, func(each *offered) bool { return each.declaration.Name == call.Name })
 	if place < 0 {
 		var names []string
 		for _, each := range tools {
@@ -398,11 +413,9 @@ func (p *peer) resultOf(ctx context.Context, scope *ToolScope) (result *pb.ToolR
 }
 
 // checked encodes a result, or a failure in place of one that breaks a limit and so would end the stream.
-func (p *peer) checked(result *pb.ToolResult, link *link) []byte {
-	p.mutex.Lock()
-	limit := min(link.resultBytes, link.largestItem)
-	named := link.resultBytes
-	p.mutex.Unlock()
+func checked(result *pb.ToolResult, link *link) []byte {
+	named := link.resultBytes // both are as they are once calls come
+	limit := min(named, link.largestItem)
 	bytes, err := proto.Marshal(result)
 	payload := len(result.OutputJson) + len(result.InputRequestsJson) + len(result.RequestState)
 	if len(result.Content) > 0 {

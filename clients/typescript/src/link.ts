@@ -32,8 +32,13 @@ type Field = keyof Fields;
 
 interface Item {
   readonly field: Field;
-  readonly bytes: Uint8Array;
+  /** Of its encoding. */
+  readonly size: number;
+  /** Null for a result that has only an id and an output: those are written straight into their message. */
+  readonly bytes: Uint8Array | null;
   readonly callId: string;
+  readonly outputJson: string;
+  readonly outputBytes: number;
 }
 
 /** Encodes a message of the protocol. */
@@ -67,9 +72,20 @@ export class Outbox {
 
   /** Adds an encoded item; drops it if the stream is over. With `hold` it may wait a moment for others, which follow. */
   putBytes(field: Field, bytes: Uint8Array, callId = "", hold = false): void {
+    this.add({ field, size: bytes.length, bytes, callId, outputJson: "", outputBytes: 0 }, hold);
+  }
+
+  /** Adds a result that has only an output, of so many bytes; otherwise as `putBytes`. */
+  putOutput(callId: string, outputJson: string, outputBytes: number, hold: boolean): void {
+    const idBytes = Buffer.byteLength(callId);
+    const size = 1 + varintSize(idBytes) + idBytes + 1 + varintSize(outputBytes) + outputBytes;
+    this.add({ field: "results", size, bytes: null, callId, outputJson, outputBytes }, hold);
+  }
+
+  private add(item: Item, hold: boolean): void {
     if (this.closed) return;
     const empty = this.first === this.items.length;
-    this.items.push({ field, bytes, callId });
+    this.items.push(item);
     if (hold && (empty || this.holding)) {
       this.waiting ??= setTimeout(() => this.wake(), HOLD_MS);
       this.holding = true;
@@ -89,23 +105,35 @@ export class Outbox {
   /** Returns a message of the oldest items; null if none waits. */
   take(): Uint8Array | null {
     if (this.first === this.items.length || (this.holding && !this.closed)) return null;
-    const parts: Uint8Array[] = [];
     const singles = new Set<Field>();
     let size = 0;
-    while (this.first < this.items.length && parts.length < 2 * MESSAGE_ITEMS) {
-      const { field, bytes } = this.items[this.first] as Item;
-      const head = headOf(FIELDS[field].number, bytes.length);
-      size += head.length + bytes.length;
-      if (parts.length > 0 && (size > MESSAGE_BYTES || singles.has(field))) break;
-      if (FIELDS[field].single) singles.add(field);
-      parts.push(head, bytes);
-      this.first += 1;
+    let end = this.first;
+    for (; end < this.items.length && end - this.first < MESSAGE_ITEMS; end += 1) {
+      const item = this.items[end] as Item;
+      const more = 1 + varintSize(item.size) + item.size;
+      if (end > this.first && (size + more > MESSAGE_BYTES || singles.has(item.field))) break;
+      if (FIELDS[item.field].single) singles.add(item.field);
+      size += more;
+    }
+    const message = Buffer.allocUnsafe(size);
+    let at = 0;
+    for (; this.first < end; this.first += 1) {
+      const item = this.items[this.first] as Item;
+      at = writeHead(message, at, FIELDS[item.field].number, item.size);
+      if (item.bytes === null) {
+        const idBytes = Buffer.byteLength(item.callId);
+        at = writeText(message, writeHead(message, at, 1, idBytes), item.callId, idBytes);
+        at = writeText(message, writeHead(message, at, 2, item.outputBytes), item.outputJson, item.outputBytes);
+      } else {
+        message.set(item.bytes, at);
+        at += item.size;
+      }
     }
     if (this.first === this.items.length) {
       this.items = [];
       this.first = 0;
     }
-    return Buffer.concat(parts);
+    return message;
   }
 
   /** Returns the ids of the calls that are in no message yet. */
@@ -121,12 +149,26 @@ export class Outbox {
   }
 }
 
-/** The tag and the length of a field of length-delimited bytes. */
-function headOf(number: number, length: number): Uint8Array {
-  const head = [(number << 3) | 2];
-  for (; length > 0x7f; length >>>= 7) head.push((length & 0x7f) | 0x80);
-  head.push(length);
-  return Uint8Array.from(head);
+function varintSize(value: number): number {
+  let size = 1;
+  for (let rest = value; rest > 0x7f; rest >>>= 7) size += 1;
+  return size;
+}
+
+/** Writes the tag and the length of a field of length-delimited bytes; returns where they end. */
+function writeHead(message: Buffer, start: number, number: number, length: number): number {
+  let at = start;
+  message[at++] = (number << 3) | 2;
+  let rest = length;
+  for (; rest > 0x7f; rest >>>= 7) message[at++] = (rest & 0x7f) | 0x80;
+  message[at++] = rest;
+  return at;
+}
+
+function writeText(message: Buffer, at: number, text: string, bytes: number): number {
+  if (bytes === text.length) message.write(text, at, "latin1"); // ASCII: much faster
+  else message.write(text, at, "utf8");
+  return at + bytes;
 }
 
 /** One stream, from its attach to its end. */

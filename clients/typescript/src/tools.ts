@@ -350,25 +350,33 @@ export class Tools {
     run.together.left -= 1;
     run.nested?.abort();
     const { link, message } = run;
-    const bytes = encode(ToolResultSchema, checked({ ...result, callId: message.callId }, link));
+    const hold = run.together.left > 0;
+    const whole = checked(result, link);
     link.running.delete(message.callId);
-    link.outbox.putBytes("results", bytes, "", run.together.left > 0);
+    if (typeof whole === "number") link.outbox.putOutput(message.callId, result.outputJson ?? "", whole, hold);
+    else link.outbox.putBytes("results", encode(ToolResultSchema, { ...whole, callId: message.callId }), "", hold);
     link.whenIdle();
   }
 }
 
 type ResultInit = MessageInitShape<typeof ToolResultSchema>;
 
-/** Returns the result, or a failure in place of one that breaks a limit and so would end the stream. */
-function checked(result: ResultInit, link: Link): ResultInit {
+/**
+ * Returns the result, or a failure in place of one that breaks a limit and so would end the stream; of one that is an output
+ * alone, how many bytes it has.
+ */
+function checked(result: ResultInit, link: Link): ResultInit | number {
   const { resultBytes, largestItem } = link.outbox;
+  const { outputJson = "", inputRequestsJson, content, error, isError } = result;
+  if (!inputRequestsJson && !error && !isError && !content?.length && outputJson.isWellFormed()) {
+    const bytes = Buffer.byteLength(outputJson);
+    if (bytes <= resultBytes && bytes <= largestItem) return bytes;
+  }
   const texts = [result.outputJson, result.inputRequestsJson, result.requestState];
   let payload = texts.reduce((sum, each) => sum + Buffer.byteLength(each ?? ""), 0);
   if (result.content?.length) payload += encode(ToolResultSchema, { content: result.content }).length;
-  const failed = (code: ErrorCode, text: string, limit?: { name: string; value: number }): ResultInit => ({
-    ...failure(code, CallStage.ACCEPTED, text, limit ? { limit } : {}),
-    callId: result.callId ?? "",
-  });
+  const failed = (code: ErrorCode, text: string, limit?: { name: string; value: number }): ResultInit =>
+    failure(code, CallStage.ACCEPTED, text, limit ? { limit } : {});
   if (!texts.every((each) => (each ?? "").isWellFormed())) {
     return failed(ErrorCode.TOOL, "the result holds half of a surrogate pair, which UTF-8 cannot carry");
   }

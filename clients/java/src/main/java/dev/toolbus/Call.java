@@ -123,7 +123,7 @@ public final class Call {
     /** Makes the call in the background. To cancel the future gives the call up, down to its handler. */
     public CompletableFuture<Result> start() {
         CompletableFuture<Result> future = new CompletableFuture<>();
-        Future<?> task = peer.options.executor.submit(() -> {
+        Future<?> task = peer.options.calls().submit(() -> {
             try {
                 future.complete(make());
             } catch (InterruptedException interrupted) {

@@ -25,6 +25,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Future;
+import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -84,6 +85,7 @@ final class Link {
     private final ArrayDeque<MessageLite> items = new ArrayDeque<>();
     private boolean scheduled; // whether a flush will come
     private boolean holding; // whether the items, all of them results, wait for others
+    private ScheduledFuture<?> release; // ends that; null before the first time
     private boolean halfClosed;
     private boolean closed; // whether further items are dropped
     private final Map<String, Run> running = new HashMap<>(); // by the bus's id
@@ -177,10 +179,13 @@ final class Link {
         if (hold && (first || holding)) {
             if (!holding) {
                 holding = true;
-                Wire.STREAMS.schedule(this::release, HOLD_MILLIS, TimeUnit.MILLISECONDS);
+                release = Wire.STREAMS.schedule(this::release, HOLD_MILLIS, TimeUnit.MILLISECONDS);
             }
         } else {
-            holding = false;
+            if (holding) {
+                holding = false;
+                release.cancel(false); // it would come in the middle of the next hold
+            }
             schedule();
         }
     }
@@ -298,28 +303,35 @@ final class Link {
     /** Sends the result of a call, once; it may wait a moment for the other results of its message. */
     void answer(String id, ToolResult result) {
         ToolResult message = checked(result.toBuilder().setCallId(id).build()); // not under the lock: it may be large
+        Run run;
         synchronized (this) {
-            Run run = running.remove(id);
-            if (run != null) {
-                finish(run);
-                boolean last = run.together.decrementAndGet() == 0;
-                add(message, !last);
-                settle();
+            run = running.remove(id);
+            if (run == null) {
+                return;
             }
+            run.children.forEach(this::abandon);
+            boolean last = run.together.decrementAndGet() == 0;
+            add(message, !last);
+            settle();
         }
+        run.over.complete(null); // may run code of the handler: not under the lock
     }
 
     /** Stops a call and answers it. An unknown id is ignored. */
-    synchronized void cancel(String id) {
-        Run run = running.get(id);
+    void cancel(String id) {
+        Run run;
+        synchronized (this) {
+            run = running.get(id);
+            if (run == null && held.removeIf(call -> call.getCallId().equals(id))) {
+                ToolResult result = new CallException(ErrorCode.ERROR_CODE_CANCELLED, CallStage.CALL_STAGE_NOT_DISPATCHED,
+                        "the call was cancelled before it began").result();
+                add(result.toBuilder().setCallId(id).build(), false);
+            }
+        }
         if (run != null) {
             answer(id, new CallException(ErrorCode.ERROR_CODE_CANCELLED, CallStage.CALL_STAGE_ACCEPTED,
                     "the call was cancelled").result());
             stop(run);
-        } else if (held.removeIf(call -> call.getCallId().equals(id))) {
-            ToolResult result = new CallException(ErrorCode.ERROR_CODE_CANCELLED, CallStage.CALL_STAGE_NOT_DISPATCHED,
-                    "the call was cancelled before it began").result();
-            add(result.toBuilder().setCallId(id).build(), false);
         }
     }
 
@@ -327,12 +339,6 @@ final class Link {
         if (run.task != null) {
             run.task.cancel(true);
         }
-    }
-
-    /** Ends what a call of the bus has made. */
-    private void finish(Run run) {
-        Wire.STREAMS.execute(() -> run.over.complete(null)); // which may run code of the handler
-        run.children.forEach(this::abandon);
     }
 
     /** Returns the result, or a failure in place of one that breaks a limit and so would end the stream. */
@@ -544,7 +550,8 @@ final class Link {
         closed = true;
         held.clear();
         for (Run run : running.values()) {
-            finish(run);
+            run.children.forEach(this::abandon);
+            Wire.STREAMS.execute(() -> run.over.complete(null)); // may run code of the handler: not under the lock
             stop(run);
         }
         running.clear();

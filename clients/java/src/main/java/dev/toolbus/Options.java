@@ -4,15 +4,13 @@ import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
-import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Consumer;
 
 /** What plugins and hosts can state about their connection; what is left out has its default. */
 public final class Options {
     private static final String ADDRESS = "127.0.0.1:48930";
-    private static final AtomicInteger THREADS = new AtomicInteger();
-    private static final ExecutorService HANDLERS = Executors.newCachedThreadPool(
-            task -> daemon(task, "toolbus-handler-" + THREADS.incrementAndGet()));
+    private static final ExecutorService HANDLERS = new Handlers();
+    private static final ExecutorService CALLS = Executors.newCachedThreadPool(task -> daemon(task, "toolbus-call"));
 
     String address = "";
     String credential = "";
@@ -23,7 +21,7 @@ public final class Options {
     List<String> notices = List.of();
     boolean allOrNone;
     Consumer<String> log = text -> System.err.println("toolbus: " + text);
-    ExecutorService executor = HANDLERS;
+    ExecutorService executor; // null for those above
 
     /** Makes options that are all left out. */
     public Options() {}
@@ -86,10 +84,20 @@ public final class Options {
         return this;
     }
 
-    /** Runs handlers, and calls that are started; by default threads as many as there are calls, such as virtual ones. */
+    /** Runs handlers, and calls that are started; by default as many threads as they need. */
     public Options executor(ExecutorService executor) {
         this.executor = executor;
         return this;
+    }
+
+    /** Returns what runs handlers. */
+    ExecutorService handlers() {
+        return executor == null ? HANDLERS : executor;
+    }
+
+    /** Returns what waits for calls that were started. */
+    ExecutorService calls() {
+        return executor == null ? CALLS : executor;
     }
 
     /** Returns a copy with what the environment and the credential state. */

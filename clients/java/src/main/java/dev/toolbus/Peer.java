@@ -474,7 +474,7 @@ final class Peer {
             List<List<Tool>> pages = link.pages;
             link.pages = List.of();
             Wire made = wire;
-            options.executor.execute(() -> register(made, link, answer.getSessionId(), pages, version));
+            options.calls().execute(() -> register(made, link, answer.getSessionId(), pages, version));
         } else {
             answered = version;
         }

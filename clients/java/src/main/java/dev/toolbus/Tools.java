@@ -128,7 +128,7 @@ final class Tools {
             ToolScope scope = new ToolScope(call, link, peer);
             String id = call.getCallId();
             try {
-                link.start(id, scope.over, together, () -> peer.options.executor.submit(() -> run(scope)));
+                link.start(id, scope.over, together, () -> peer.options.handlers().submit(() -> run(scope)));
             } catch (RejectedExecutionException | OutOfMemoryError problem) {
                 link.answer(id, failure(problem));
             }
