@@ -66,7 +66,7 @@ clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript, Go, Ru
 	$(BIN)/python -m tests.parts.conformance.clients --check typescript
 	@$(BIN)/python -m pytest -q -m browser tests/browser/test_http_client.py
 	@command -v go >/dev/null || { echo "make clients needs Go 1.25 or newer, and finds none: install it from https://go.dev/dl" >&2; exit 1; }
-	@cd clients/go && go build -buildvcs=false -o build/ ./conformance && \
+	@cd clients/go && go build -buildvcs=false -o build/ ./conformance ./load && \
 	PYTHON=$(abspath $(BIN))/python TOOLBUS=$(abspath $(BIN))/toolbus go test -vet=off .
 	@$(BIN)/python -m tests.parts.conformance.clients --check go
 	@command -v cargo >/dev/null || { echo "make clients needs Rust 1.88 or newer, and finds none: install it from https://rustup.rs" >&2; exit 1; }
@@ -165,7 +165,7 @@ coverage: $(VENV)/dev.stamp ## run all tests and report the branch coverage of t
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not browser and not console and not lab and not network" --cov --cov-report= --cov-fail-under=0 $(ARGS); \
 	tests=$$?; $(BIN)/coverage report && exit $$tests
 
-bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, buses, growth, gateway, mcp, mounts, hosts, sdk, search, exports, dropin, tls or watching)
+bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, buses, growth, gateway, mcp, mounts, hosts, sdk, clients, search, exports, dropin, tls or watching)
 	@exec $(BIN)/python -m lab.benchmarks $(ARGS)
 
 docs: $(VENV)/docs.stamp ## build the site of the documentation into site/; a broken link or anchor fails

@@ -52,7 +52,7 @@ class Contestant:
     """One way from host to plugin: how its middle starts, and the commands of its two ends.
 
     Attributes:
-        plugin: empty: `middle` starts it, too.
+        plugin: empty: `middle` starts it, too. A callable starts it, and returns when its tool is offered.
         host_room: the environment of `benchmarks.rooms` that the host runs in; empty: this one.
         rooms: those that have to be there before it starts.
         partial: it may leave cells out: what it cannot do is a result of the run, not a failure of it.
@@ -61,7 +61,7 @@ class Contestant:
     name: str
     middle: Start
     host: tuple[str, ...]
-    plugin: tuple[str, ...] = ()
+    plugin: tuple[str, ...] | Callable[[Stage, str], Child] = ()
     host_room: str = ""
     rooms: tuple[str, ...] = ()
     partial: bool = False
@@ -95,8 +95,11 @@ def _run_until_it_fails(contestant: Contestant, plan: Plan, wanted: Sequence[Cel
     windows: list[Window] = []
     with plan.stage() as stage:
         middle, address = contestant.middle(stage, plan)
-        plugin = stage.module(*contestant.plugin, address) if contestant.plugin else None
-        if plugin is not None:
+        plugin = None
+        if callable(contestant.plugin):
+            plugin = contestant.plugin(stage, address)
+        elif contestant.plugin:
+            plugin = stage.module(*contestant.plugin, address)
             plugin.line()
         python = python_of(contestant.host_room) if contestant.host_room else sys.executable
         host = stage.module(

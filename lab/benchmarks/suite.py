@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from lab.benchmarks import contestants
+from lab.benchmarks import clients, contestants
 from lab.benchmarks.contest import Contestant
 
 OTHERS = tuple(name for name in contestants.RIVALS if name != "toolbus")
@@ -166,6 +166,15 @@ SUITES = {
                 *((f"lane_{kind}", other) for kind in ("plain", "async") for other in (f"both_{kind}", "nats")),
             ),
             in_flight=(1, 64, 512),
+            charged="the bus",
+            each_process=True,
+            packages=("grpcio", "protobuf", "uvloop"),
+        ),
+        Suite(
+            name="clients",
+            contestants=clients.CLIENTS,
+            ratios=tuple((name, "python") for name in clients.CLIENTS if name != "python"),
+            in_flight=(64,),
             charged="the bus",
             each_process=True,
             packages=("grpcio", "protobuf", "uvloop"),

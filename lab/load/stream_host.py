@@ -11,14 +11,14 @@ import time
 
 import uvloop
 
-from lab.load import peer, windows
+from lab.load import peer, windows, workload
 from lab.load.windows import Cell, options_of
 
 
-async def measure(host: peer.Peer, clock: windows.Clock, cell: Cell) -> windows.Window:
+async def measure(host: peer.Peer, clock: windows.Clock, cell: Cell, tool: str = workload.TOOL_NAME) -> windows.Window:
     """Runs one window and returns when no call of it is left."""
     in_flight = cell.in_flight
-    calls = [peer.call(str(slot), slot, size=cell.size) for slot in range(in_flight)]
+    calls = [peer.call(str(slot), slot, tool, cell.size) for slot in range(in_flight)]
     host.slice = peer.slice_of(cell.size)
     now = time.perf_counter_ns()
     sent_at = [now] * in_flight
@@ -60,9 +60,11 @@ async def run(options: argparse.Namespace) -> None:
     host = peer.Peer(options.address)
     await host.attach("bench-host", [])
     for cell in options.cells:
-        (await measure(host, windows.Clock(cell, options, options.middle_pid), cell)).print()
+        (await measure(host, windows.Clock(cell, options, options.middle_pid), cell, options.tool)).print()
     await host.close()
 
 
 if __name__ == "__main__":
-    uvloop.run(run(options_of(__doc__).parse_args()))
+    parser = options_of(__doc__)
+    parser.add_argument("--tool", default=workload.TOOL_NAME)
+    uvloop.run(run(parser.parse_args()))
