@@ -407,6 +407,10 @@ func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
 	plugin := NewPlugin("mistakes", nil)
 	add := func(tool Tool) error { return AddTool(plugin, tool, getWeather) }
 	check(t, add(Tool{Name: "good"}))
+	at := func(address string) error {
+		return NewPlugin("x", &PluginOptions{Options: Options{Address: address}}).Start()
+	}
+	check(t, checkAddress("mtls:[fe80::1%eth0]:48931"))
 	type broken struct{ Notify chan int }
 	type limited struct {
 		Count int `json:"count" minimum:"one"`
@@ -423,6 +427,9 @@ func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
 		{AddTool(plugin, Tool{Name: "tag"}, func(context.Context, limited) (any, error) { return nil, nil }),
 			`tool "tag": the schema of toolbus.limited.Count: the tag minimum is "one", which is not JSON: write a value such as minimum:"1"`},
 		{NewPlugin("a b", nil).Start(), `the source is "a b", it must be 1 to 128 of [A-Za-z0-9_.:-]`},
+		{at("h:70000"), `the address is "h:70000", it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT`},
+		{at("a:1, b:1"), `the address "a:1, b:1" names several buses, and this module uses one: write the address of one of them`},
+		{at("dns:a:1"), `the address "dns:a:1" names several buses, and this module uses one: write the address of one of them`},
 	} {
 		setup := new(SetupError)
 		equal(t, errors.As(each.err, &setup), true)

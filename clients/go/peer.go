@@ -139,8 +139,12 @@ func newPeer(source string, options Options, role role) (*peer, error) {
 	if options.Log == nil {
 		options.Log = slog.Default()
 	}
+	address := cmp.Or(options.Address, os.Getenv("TOOLBUS_ADDRESS"), credential["address"], defaultAddress)
+	if err := checkAddress(address); err != nil {
+		return nil, err
+	}
 	return &peer{
-		address: cmp.Or(options.Address, os.Getenv("TOOLBUS_ADDRESS"), credential["address"], defaultAddress),
+		address: address,
 		source:  source, options: options, role: role, log: options.Log,
 		ended: make(chan struct{}), leaving: make(chan struct{}), work: make(chan *run), changed: make(chan struct{}), answered: -1,
 		refused: map[toolKey]RefusedTool{}, waitingTools: map[toolKey]bool{}, shownWaiting: map[toolKey]bool{},

@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -38,6 +39,7 @@ const (
 )
 
 var (
+	hostPort        = regexp.MustCompile(`^(?:m?tls:)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:/?#@,\[\]]+):(\d{1,5})$`)
 	localAddress    = regexp.MustCompile(`^(unix:|127\.0\.0\.1:|localhost:|\[::1\]:)`)
 	credentialValue = regexp.MustCompile(
 		`(?ms)^\s*(\w+)\s*=\s*(?:"""\r?\n?(.*?)"""|'''\r?\n?(.*?)'''|"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)')`)
@@ -51,6 +53,22 @@ type end struct{ code, text string }
 type connection struct {
 	channel *grpc.ClientConn
 	token   string
+}
+
+// checkAddress returns a SetupError for an address that no connection can use.
+func checkAddress(address string) error {
+	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix && path != "" {
+		return nil
+	}
+	if match := hostPort.FindStringSubmatch(address); match != nil {
+		if port, err := strconv.ParseUint(match[1], 10, 16); err == nil && port > 0 {
+			return nil
+		}
+	}
+	if strings.HasPrefix(address, "dns:") || strings.Contains(address, ",") {
+		return setupErrorf("the address %q names several buses, and this module uses one: write the address of one of them", address)
+	}
+	return setupErrorf("the address is %q, it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT", address)
 }
 
 // connect makes a connection; a SetupError says why the credential cannot be used.

@@ -11,7 +11,7 @@ import { Link, TICK_MS } from "./link.js";
 import { changeFromWire, notificationFromWire, type CatalogChange, type ListedTool, type Notification } from "./shapes.js";
 import { Tools } from "./tools.js";
 import { PeerLost, RequestError, SetupError, ToolBusError } from "./values.js";
-import { Connection, readCredential, whyUnanswered, type End, type Stream } from "./wire.js";
+import { checkAddress, Connection, readCredential, whyUnanswered, type End, type Stream } from "./wire.js";
 
 const ADDRESS = "127.0.0.1:48930";
 const ATTACH_MS = 10_000; // for connecting, and for the answer to the attach
@@ -107,6 +107,7 @@ export class Peer {
     const { TOOLBUS_ADDRESS, TOOLBUS_CREDENTIAL, TOOLBUS_TOKEN } = process.env;
     this.credential = options.credential || TOOLBUS_CREDENTIAL || "";
     this.address = options.address || TOOLBUS_ADDRESS || readCredential(this.credential).address || ADDRESS;
+    checkAddress(this.address);
     this.identity = { source, instance: options.instance ?? randomBytes(16).toString("hex"), token: options.token || TOOLBUS_TOKEN || "" };
     this.log = options.log ?? ((text) => console.error(`toolbus: ${text}`));
     this.calls = new Calls(this.log);

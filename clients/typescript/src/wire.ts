@@ -37,6 +37,16 @@ export interface Credential {
   readonly key?: string;
 }
 
+/** @throws SetupError no connection can use the address. */
+export function checkAddress(address: string): void {
+  const port = /^(?:m?tls:)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:/?#@,[\]]+):(\d{1,5})$/.exec(address)?.[1];
+  if (/^unix:./s.test(address) || (Number(port) > 0 && Number(port) < 65_536)) return;
+  if (address.startsWith("dns:") || address.includes(",")) {
+    throw new SetupError(`the address '${address}' names several buses, and this package uses one: write the address of one of them`);
+  }
+  throw new SetupError(`the address is '${address}', it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT`);
+}
+
 /** How a stream ended: the name of its gRPC status, and its text. */
 export interface End {
   readonly code: string;

@@ -255,6 +255,8 @@ test("two plugins of one source share the calls of a tool, and one that leaves l
 
 test("mistakes of the program name the value, the rule and the fix", async () => {
   assert.throws(() => new Plugin("a b"), SetupError);
+  for (const address of ["a:1,b:1", "dns:a:1"]) assert.throws(() => new Host({ address }), /names several buses, and this package uses one/);
+  for (const address of ["h", "http://h:1", "h:70000", "tls:h"]) assert.throws(() => new Host({ address }), /it must be HOST:PORT/);
   assert.throws(() => plugin.tool("a b", { description: "" }, () => 1), /'a b' breaks the rule.*rename/);
   assert.throws(() => plugin.tool("add", { description: "" }, () => 1), /replace: true/);
   assert.throws(() => plugin.tool("new", { description: "", timeout: 301 }, () => 1), /301 s, it must be above 0 and at most 300/);
