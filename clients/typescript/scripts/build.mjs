@@ -1,6 +1,6 @@
 // Compiles the package to dist/ (ES modules and CommonJS), and the tests and the client under test to build/.
 import { execFile } from "node:child_process";
-import { mkdirSync, rmSync, writeFileSync } from "node:fs";
+import { copyFileSync, mkdirSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { promisify } from "node:util";
 
@@ -23,4 +23,5 @@ await Promise.all([
   compile("-p", "tsconfig.json"),
 ]);
 mkdirSync("dist/cjs", { recursive: true });
+copyFileSync("../../LICENSE", "dist/LICENSE");
 writeFileSync("dist/cjs/package.json", '{ "type": "commonjs" }\n');
