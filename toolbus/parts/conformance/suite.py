@@ -15,7 +15,7 @@ from toolbus.parts.conformance.stream_verbs import BASIC_TOOLS
 
 _STEP = re.compile(r"step \d+ \(\w+\): ")
 OTHER_ROLE = "the client's tool about does not name this role among its roles"
-REPLAYS = 2  # of a scenario that failed while this process did not get the processor
+REPLAYS = 4  # of a scenario that failed while this process did not get the processor
 ABOUT = Scenario(
     "the client tells about itself",
     (),
