@@ -98,7 +98,15 @@ impl Addresses {
 
 impl Entry {
     fn parse(address: &str) -> Result<Self> {
-        let Some(rest) = address.strip_prefix("dns:") else { return Ok(Entry::Bus(address.into())) };
+        let Some(rest) = address.strip_prefix("dns:") else {
+            return if is_bus(address) {
+                Ok(Entry::Bus(address.into()))
+            } else {
+                Err(Error::Setup(format!(
+                    "the address '{address}' is not HOST:PORT, unix:PATH, tls:HOST:PORT, mtls:HOST:PORT or dns:NAME:PORT"
+                )))
+            };
+        };
         let split = ["mtls:", "tls:", ""].into_iter().find_map(|each| Some((each, rest.strip_prefix(each)?)));
         let (prefix, target) = split.unwrap_or(("", rest));
         match target.rsplit_once(':').map(|(host, port)| (host, port.parse())) {
@@ -110,6 +118,21 @@ impl Entry {
             ))),
         }
     }
+}
+
+/// Tells whether a connection can use an address.
+fn is_bus(address: &str) -> bool {
+    if let Some(path) = address.strip_prefix("unix:") {
+        return !path.is_empty();
+    }
+    let secure = ["mtls:", "tls:"].iter().find_map(|prefix| address.strip_prefix(prefix));
+    let target = secure.map_or(address, |target| target.rsplit_once('@').map_or(target, |(_, target)| target));
+    target.rsplit_once(':').is_some_and(|(host, port)| {
+        let bracketed = host.starts_with('[') && host.ends_with(']');
+        let named =
+            !host.is_empty() && !host.contains(|letter: char| letter.is_whitespace() || ":/?#@[]".contains(letter));
+        (bracketed || named) && port.parse::<u16>().is_ok_and(|port| port > 0)
+    })
 }
 
 #[cfg(test)]
@@ -126,6 +149,10 @@ mod tests {
         for wrong in ["dns:bus.internal", "dns:tls:1", "dns:a:b", "dns:a:0", "a:1,dns:tcp:a:1"] {
             assert!(read(wrong).unwrap_err().to_string().contains("must be dns:NAME:PORT"), "{wrong}");
         }
+        for wrong in ["nowhere", "h:70000", "http://h:1", "[::1]", "tls:h", "a:1,,b:1"] {
+            assert!(read(wrong).unwrap_err().to_string().contains("is not HOST:PORT"), "{wrong}");
+        }
+        assert_eq!(read("tls:bus@10.0.0.1:2").unwrap().0, ["tls:bus@10.0.0.1:2"]);
         assert!(read(&["a:1"; 65].join(",")).unwrap_err().to_string().contains("may have 64"));
     }
 }
