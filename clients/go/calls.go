@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"toolbus/internal/pb"
@@ -23,6 +24,7 @@ const (
 	longestTime = 300 * time.Second      // of any call
 	slack       = time.Second            // that the bus's answer may be late
 	late        = 500 * time.Millisecond // a timer later than this shows that the process stood still
+	callIDField = 1                      // of a ToolCall
 	prompt      = 5 * time.Millisecond   // a call that is sent within this time states the caller's own timeout
 	firstPause  = 10 * time.Millisecond  // before a refused call is sent again: the upper end, which doubles
 	maxPause    = time.Second
@@ -32,6 +34,8 @@ const (
 // what stands below signal.
 type ask struct {
 	fields     *pb.ToolCall
+	encoded    []byte  // the fields, without the id of the call
+	fault      error   // why they cannot be encoded
 	timeout    float64 // in seconds, as the caller states it; 0 for none
 	background float64 // the same of the moment when the call becomes a task
 	parent     *link   // the stream of the call that this one is part of; nil for others
@@ -89,6 +93,7 @@ func (p *peer) call(ctx context.Context, fields *pb.ToolCall, parent *link, onPr
 	if named > 0 {
 		a.deadline, a.lastMoment = a.started.Add(named), a.started.Add(min(named, longestTime)+slack)
 	}
+	a.encoded, a.fault = proto.Marshal(fields) // not with the mutex: it may be large
 	p.mutex.Lock()
 	p.unfinished[a] = true
 	p.submit(a)
@@ -105,7 +110,7 @@ func (p *peer) call(ctx context.Context, fields *pb.ToolCall, parent *link, onPr
 
 // drive waits for what happens to a call, until it has its result or its context is cancelled.
 func (p *peer) drive(ctx context.Context, a *ask) (*pb.ToolResult, error) {
-	timer := time.NewTimer(time.Until(a.deadline))
+	timer := time.NewTimer(a.deadline.Sub(a.started))
 	defer timer.Stop()
 	moment, done := a.deadline, ctx.Done()
 	var pause <-chan time.Time // until a refused call is sent again; nil otherwise
@@ -174,24 +179,26 @@ func (p *peer) submit(a *ask) {
 }
 
 func (p *peer) send(a *ask, link *link) {
-	call := a.fields
-	call.TimeoutSeconds, call.BackgroundAfterSeconds = a.timeout, a.background
-	if waited := time.Since(a.started); waited > prompt {
-		for _, each := range []*float64{&call.TimeoutSeconds, &call.BackgroundAfterSeconds} {
-			if *each > 0 {
-				*each = max(*each-waited.Seconds(), 0.001)
+	call, now := a.fields, time.Now()
+	if waited := now.Sub(a.started); waited > prompt {
+		left := func(seconds float64) float64 {
+			if seconds > 0 {
+				return max(seconds-waited.Seconds(), 0.001)
 			}
+			return 0
 		}
+		call.TimeoutSeconds, call.BackgroundAfterSeconds = left(a.timeout), left(a.background)
+		a.encoded, a.fault = proto.Marshal(call)
 	}
-	call.CallId = link.nextID()
-	a.id = call.CallId
-	bytes, err := proto.Marshal(call)
+	a.id = link.nextID()
+	bytes := protowire.AppendTag(make([]byte, 0, len(a.encoded)+len(a.id)+2), callIDField, protowire.BytesType)
+	bytes = append(protowire.AppendString(bytes, a.id), a.encoded...)
 	over := func(name string, size, limit int) {
 		text := fmt.Sprintf("the call has %d bytes, more than the limit %s = %d: send less", size, name, limit)
 		a.end(failedAt(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text, name, float64(limit)))
 	}
 	switch {
-	case err != nil:
+	case a.fault != nil:
 		text := "the name or the arguments hold bytes that are not UTF-8: send text"
 		a.end(failed(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text))
 	case len(call.ArgumentsJson) > link.argumentBytes:
@@ -202,7 +209,7 @@ func (p *peer) send(a *ask, link *link) {
 		link.pending[a.id] = a
 		a.sentOn = link
 		link.followers--
-		link.put(fieldCalls, bytes, a.id, link.followers > 0 && time.Now().Before(link.followUntil))
+		link.put(fieldCalls, bytes, a.id, link.followers > 0 && now.Before(link.followUntil))
 	}
 }
 
