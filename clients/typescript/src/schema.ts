@@ -52,8 +52,7 @@ export function schemaJson(schema: Schema | undefined, side: "input" | "output",
 }
 
 /** Returns arguments as a schema library reads them, defaults and conversions included, or the text of what is wrong. */
-export async function validated(schema: Schema | undefined, value: unknown): Promise<{ value: unknown } | { fault: string }> {
-  if (schema === undefined || !isStandard(schema)) return { value };
+export async function validated(schema: StandardSchema, value: unknown): Promise<{ value: unknown } | { fault: string }> {
   const outcome = await schema["~standard"].validate(value);
   if (outcome.issues === undefined) return { value: outcome.value };
   const place = (issue: Issue) =>
@@ -61,6 +60,7 @@ export async function validated(schema: Schema | undefined, value: unknown): Pro
   return { fault: outcome.issues.map((issue) => `${place(issue)}: ${issue.message}`).join("; ") };
 }
 
-function isStandard(schema: Schema): schema is StandardSchema {
+/** Tells whether a schema is a type of a library. */
+export function isStandard(schema: Schema): schema is StandardSchema {
   return "~standard" in schema;
 }

@@ -4,9 +4,9 @@ import { createHash } from "node:crypto";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
 import type { Calls } from "./calls.js";
-import { CallStage, ErrorCode, ToolProgressSchema, ToolResultSchema, ToolSchema, type ToolCall, type ToolResult } from "./gen/toolbus/v1/tool_pb.js";
+import { CallStage, ErrorCode, ToolProgressSchema, ToolResultSchema, ToolSchema, type ToolCall } from "./gen/toolbus/v1/tool_pb.js";
 import { encode, type Link } from "./link.js";
-import { schemaJson, validated, type Arguments, type Schema } from "./schema.js";
+import { isStandard, schemaJson, validated, type Arguments, type Schema, type StandardSchema } from "./schema.js";
 import { contentToWire, contextFromWire, failure, resultFromWire } from "./shapes.js";
 import { argumentsJson, callError, parseJson, Result, SetupError, toJson, type Answer, type Content, type Json, type Question } from "./values.js";
 
@@ -279,7 +279,7 @@ export class Tools {
     for (const message of calls) {
       const run = new Run(message, link, together);
       link.running.set(message.callId, run);
-      void this.run(run);
+      this.run(run);
     }
   }
 
@@ -305,19 +305,20 @@ export class Tools {
     link.running.clear();
   }
 
-  private async run(run: Run): Promise<void> {
+  private run(run: Run): void {
     const { message } = run;
-    const scope = new ToolScope(run, this.calls, this.log);
-    let result: ToolResult | MessageInitShape<typeof ToolResultSchema>;
+    const failed = (problem: unknown) => this.answer(run, failureOf(problem));
     try {
-      result = await this.resultOf(message, scope);
+      const result = this.resultOf(message, new ToolScope(run, this.calls, this.log));
+      // What a handler returns at once is answered at once: promises cost more than a quick call.
+      if (result instanceof Promise) result.then((each) => this.answer(run, each), failed);
+      else this.answer(run, result);
     } catch (problem) {
-      result = failureOf(problem);
+      failed(problem);
     }
-    this.answer(run, result);
   }
 
-  private async resultOf(message: ToolCall, scope: ToolScope): Promise<MessageInitShape<typeof ToolResultSchema>> {
+  private resultOf(message: ToolCall, scope: ToolScope): ResultInit | Promise<ResultInit> {
     const tool = this.tools.get(message.name);
     if (tool === undefined) {
       const text = `this plugin has no tool '${message.name}'; it has: ${[...this.tools.keys()].join(", ")}`;
@@ -328,19 +329,9 @@ export class Tools {
       const text = `the arguments must be the JSON text of an object, they are ${message.argumentsJson.slice(0, 80)}`;
       return failure(ErrorCode.INVALID_ARGUMENTS, CallStage.NOT_DISPATCHED, text);
     }
-    const checked = tool.schema === undefined ? { value: args } : await validated(tool.schema, args);
-    if ("fault" in checked) return failure(ErrorCode.INVALID_ARGUMENTS, CallStage.NOT_DISPATCHED, checked.fault);
-    let output = await tool.handler(checked.value, scope);
-    if (typeof output === "object" && output !== null && Symbol.asyncIterator in output) {
-      const texts: string[] = [];
-      for await (const text of output as AsyncIterable<string>) {
-        scope.chunk(text);
-        texts.push(text);
-      }
-      output = texts.join("");
-    }
-    if (!(output instanceof Reply)) return { outputJson: toJson(output) };
-    return { outputJson: toJson(output.output), content: output.content.map(contentToWire), isError: output.isError };
+    if (tool.schema !== undefined && isStandard(tool.schema)) return checkedResult(tool.schema, tool.handler, args, scope);
+    const output = tool.handler(args, scope);
+    return isLater(output) ? laterResult(output, scope) : resultWith(output);
   }
 
   /** Sends the result of a call, once; it may wait a moment for the other results of its message. */
@@ -360,6 +351,34 @@ export class Tools {
 }
 
 type ResultInit = MessageInitShape<typeof ToolResultSchema>;
+
+async function checkedResult(schema: StandardSchema, handler: Handler, args: object, scope: ToolScope): Promise<ResultInit> {
+  const checked = await validated(schema, args);
+  if ("fault" in checked) return failure(ErrorCode.INVALID_ARGUMENTS, CallStage.NOT_DISPATCHED, checked.fault);
+  return laterResult(handler(checked.value as never, scope), scope);
+}
+
+/** Waits for what a handler returns; a generator of texts sends each as a chunk. */
+async function laterResult(later: unknown, scope: ToolScope): Promise<ResultInit> {
+  const output = await later;
+  if (typeof output !== "object" || output === null || !(Symbol.asyncIterator in output)) return resultWith(output);
+  const texts: string[] = [];
+  for await (const text of output as AsyncIterable<string>) {
+    scope.chunk(text);
+    texts.push(text);
+  }
+  return resultWith(texts.join(""));
+}
+
+function isLater(output: unknown): boolean {
+  if ((typeof output !== "object" && typeof output !== "function") || output === null) return false;
+  return "then" in output || Symbol.asyncIterator in output;
+}
+
+function resultWith(output: unknown): ResultInit {
+  if (!(output instanceof Reply)) return { outputJson: toJson(output) };
+  return { outputJson: toJson(output.output), content: output.content.map(contentToWire), isError: output.isError };
+}
 
 /**
  * Returns the result, or a failure in place of one that breaks a limit and so would end the stream; of one that is an output
