@@ -34,7 +34,7 @@ WAITED = 0.5  # of a slice, all added: then the machine held them up
 TIMES, MAX_MB, MAX_DISK_MB, MAX_HELD_MS = 3.0, 100.0, 5.0, 50.0
 KINDS = ("other_user", "page", "sandboxed_tool", "plugin_key", "host_key", "mounted_server", "callback")
 SANDBOXED = """
-import asyncio, threading
+import asyncio, contextlib, os, threading
 import grpc
 import _offering_peer as peer
 
@@ -60,6 +60,9 @@ def talk():
     while True:
         print("loud " * 40)
 
+with contextlib.suppress(OSError):
+    if os.sched_getscheduler(0) == os.SCHED_RR:  # it has the priority of the bus, see watched_bus.py
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 TOOL_NAME, TOOL_DESCRIPTION = "quiet", "says nothing"
 for work in (lambda: attack({seconds}), talk):
     threading.Thread(target=work, daemon=True).start()

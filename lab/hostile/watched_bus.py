@@ -37,7 +37,13 @@ def watch(loop: asyncio.AbstractEventLoop, path: str) -> None:
 
 
 def take_priority(priority: int) -> None:
-    """Gives this process, and the group that Linux schedules it in, a priority, where its user may."""
+    """Gives this process, and the group that Linux schedules it in, a priority, where its user may.
+
+    Where the lab has a real-time priority, as beside other work, its own peers get a higher one than the hostile ones.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        if os.sched_getscheduler(0) == os.SCHED_RR:
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, priority)
         Path("/proc/self/autogroup").write_text(str(priority), "ascii")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SWITCH_SECONDS = 0.0005  # that a thread keeps the interpreter from the loop; by default it is ten times as long
+SWITCH_SECONDS = 0.0001  # that a thread keeps the interpreter from the loop; by default it is 50 times as long
 _LOCK = threading.Lock()
 _working: list[float] = []  # for each thread that works so, the interval before the first of them
 

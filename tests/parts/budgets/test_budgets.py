@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from tests.bus.gateway.misbehaving import offer
 from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import until, within
 from toolbus.bus import Bus
@@ -18,6 +20,8 @@ from toolbus.bus.access.budgets import Declaring
 from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.gateway.callback import BYTE_SECONDS
+from toolbus.bus.gateway.callback_client import LARGE_BODY
 from toolbus.bus.streams.catalog_messages import read_tool
 from toolbus.bus.streams.peer import Peer
 from toolbus.errors import Code, InvalidTool
@@ -294,3 +298,28 @@ async def test_what_is_long_is_searched_for_secrets_beside_the_loop(said: str, m
             assert (error is not None and error.code is Code.SECRET_BLOCKED) is blocked
         assert own not in threads or said == "progress"
         assert threads - {own}
+
+
+async def test_a_large_response_of_a_callback_is_read_at_the_pace_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = list[tuple[str, float]]()
+
+    async def spend(budgets: PeerBudgets, account: str, seconds: float) -> None:
+        spent.append((account, seconds))
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"output": "x" * sizes[0]})
+
+    monkeypatch.setattr(PeerBudgets, "spend", spend)
+    sizes, server = [1_000], web.Application()
+    server.router.add_post("/tool", answer)
+    runner = web.AppRunner(server, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with running_bus() as bus:
+        await offer(bus, {"tool": f"http://127.0.0.1:{runner.addresses[0][1]}/tool"})
+        assert (await bus.call("tool")).unwrap() == "x" * 1_000
+        assert not spent
+        sizes[0] = 4 * LARGE_BODY
+        assert (await bus.call("tool")).unwrap() == "x" * sizes[0]
+        assert sum(seconds for _, seconds in spent) >= 2 * LARGE_BODY * BYTE_SECONDS
+    await runner.cleanup()

@@ -876,13 +876,11 @@ class Registry(Lookups):
         Args:
             visible: what `_visible` returned for the entry before the change.
         """
-        shown = self._shown
-        others = [table.entries.get(entry.name) for table in shown if table is not entry.table]
-        existed = (visible is True and entry.table in shown) or any(
-            other.source == entry.source and other.current is not None and self.shows(other)
-            for other in others
-            if other is not None
-        )
+        existed = visible is True and entry.table in self._shown
+        for table in () if existed else self._shown:
+            other = table.entries.get(entry.name) if table is not entry.table else None
+            if other is not None and other.source == entry.source and other.current is not None and self.shows(other):
+                existed = True
         self._journal.note(self.revision, entry.name, entry.source, existed)
 
 

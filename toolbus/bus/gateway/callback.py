@@ -46,6 +46,7 @@ PROBE_SHARE = 0.1  # of the time that an origin was offline: the pause between t
 CONNECT_SECONDS = 2.0  # of a probe
 LISTEN_SECONDS = 60.0  # until a registered plugin listens; after that its first result shows its socket
 PROOF_SECONDS = 5.0  # for the answer to a challenge
+BYTE_SECONDS = 2e-9  # of the loop that a byte of a large response takes, until its caller has it
 LOAD_SECONDS = 1.0  # until the client is loaded: after the start of bus and plugin
 PROBES = 64  # at the same time
 NOT_FOUND = (404, 410)  # also of a tool that did not find what it looked for
@@ -230,7 +231,8 @@ class Callbacks:
     ) -> pb.ToolResult:
         """Reads a response (REST-42)."""
         limit = self._limits.callback_bytes
-        content = await client.read(response, limit)
+        spend = self._dispatcher.budgets.spend
+        content = await client.read(response, limit, lambda size: spend(handler.source, size * BYTE_SECONDS))
         encoding = response.headers.get("Content-Encoding")
         if encoding and content:
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import aiohttp
 from yarl import URL
@@ -19,6 +19,8 @@ from toolbus.bus.gateway.callback_handler import CallbackHandler
 from toolbus.bus.gateway.callback_request import CallbackRequest, CallbackResponse
 from toolbus.bus.outbound import open_session
 
+LARGE_BODY = 256 * 1024  # bytes that are read at any pace
+Pace = Callable[[int], Awaitable[None]]
 _OUT_OF_SOCKETS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL}  # this process's fault
 _FAULTS = (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError, asyncio.IncompleteReadError)
 
@@ -51,14 +53,17 @@ class CallbackClient:
         except _FAULTS as error:
             raise _fault(error) from error
 
-    async def read(self, response: CallbackResponse, limit: int) -> bytes | None:
+    async def read(self, response: CallbackResponse, limit: int, pace: Pace) -> bytes | None:
         """Returns a body; None where it is larger than the limit.
+
+        Args:
+            pace: waits before more of a large body is read, given how many bytes have come.
 
         Raises:
             ExchangeFault: the connection broke.
         """
         try:
-            return await _read(response.content, limit)
+            return await _read(response.content, limit, pace)
         except _FAULTS as error:
             raise _fault(error) from error
 
@@ -80,7 +85,7 @@ def _url(handler: CallbackHandler) -> URL:
     return URL(handler.target.url, encoded=True)  # as it was registered: parsing it anew would requote it
 
 
-async def _read(content: aiohttp.StreamReader, limit: int) -> bytes | None:
+async def _read(content: aiohttp.StreamReader, limit: int, pace: Pace) -> bytes | None:
     if content.is_eof():  # a small body arrives with its headers, and reading it in chunks takes longer
         body = content.read_nowait()
         return body if len(body) <= limit else None
@@ -91,6 +96,8 @@ async def _read(content: aiohttp.StreamReader, limit: int) -> bytes | None:
         if size > limit:
             return None
         chunks.append(chunk)
+        if size > LARGE_BODY:
+            await pace(len(chunk))
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

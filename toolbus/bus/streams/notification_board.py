@@ -92,13 +92,14 @@ class NotificationBoard:
         if number >= self.newest:
             self.newest = self._first = number + 1
 
-    def publish(self, source: str, user_id: str, text: str, data_json: str, now: float) -> int:
+    def publish(self, source: str, user_id: str, text: str, data_json: str, now: float, *, paid: bool = False) -> int:
         """Passes a notification on.
 
         Args:
             user_id: whom it is for; "" for everyone.
             data_json: "" for none.
             now: the time of the monotonic clock.
+            paid: whether `take_rate` has counted it.
 
         Returns:
             How many sessions and readers it was sent to.
@@ -108,7 +109,8 @@ class NotificationBoard:
             NotPermitted: the source's tools are not open to the user.
             LimitExceeded: the source notifies too often.
         """
-        self._take_rate(source, now)  # first: what is refused should cost little
+        if not paid:
+            self.take_rate(source, now)  # first: what is refused should cost little
         _check(user_id, text, data_json)
         users = self._view.permissions.sources.get(source)
         if users is not None and user_id and EVERYONE not in users and user_id not in users:
@@ -189,7 +191,8 @@ class NotificationBoard:
         self._peers[peer] = 0
         return True
 
-    def _take_rate(self, source: str, now: float) -> None:
+    def take_rate(self, source: str, now: float) -> None:
+        """Counts a notification of a source; raises LimitExceeded where it notifies too often."""
         quota = self._quotas.get(source)
         if quota is None:
             quota = self._quotas[source] = Quota(PER_SECOND)

@@ -33,10 +33,12 @@ from toolbus.v1 import tool_pb2 as pb
 
 Answer = TypeVar("Answer")
 CHUNK_BYTES = 32 * 1024  # of declarations that are read before it is the turn of others
-PART_TOOLS = 100  # of one request that are judged and offered before it is the turn of others: 2 ms
+PART_TOOLS = 40  # of one request that are judged and offered before it is the turn of others: 1 ms
 MAX_REFUSED = 1_000  # of them that an answer shows
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
-READ_SHARE, READ_BURST_SECONDS = 0.05, 0.25  # of the time, for the tools of one account; at once, after a rest
+# Of the time, for the tools of one account while own programs call, and else; at once, after a rest. The thread and the
+# loop take turns with the interpreter, so that calls take several times as long meanwhile.
+READ_SHARE, IDLE_READ_SHARE, READ_BURST_SECONDS = 0.02, 0.2, 0.1
 Read = CompiledTool | InvalidTool
 
 
@@ -188,8 +190,9 @@ class PeerBudgets(Budgets):
             reading = partial(self._read_all, declaring, chunk, room)
             items, seconds = await self._timed(declaring.account, reading)
             read.update(items)
-            rested = time.monotonic() - READ_BURST_SECONDS / READ_SHARE
-            self._due[declaring.account] = max(self._due.get(declaring.account, 0.0), rested) + seconds / READ_SHARE
+            share = READ_SHARE if self.share.is_busy else IDLE_READ_SHARE
+            rested = time.monotonic() - READ_BURST_SECONDS / share
+            self._due[declaring.account] = max(self._due.get(declaring.account, 0.0), rested) + seconds / share
         return read
 
     async def _rest(self, account: str) -> None:

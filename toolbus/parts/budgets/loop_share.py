@@ -22,7 +22,7 @@ log = logging.getLogger("toolbus.budgets")
 Answer = TypeVar("Answer")
 SHARE = 0.3  # of the loop, while own programs call
 LOOK_SECONDS = 0.25  # between two looks whether they do
-BURST_SECONDS = 0.01  # of work that is done without a pause after a rest
+BURST_SECONDS = 0.003  # of work that is done without a pause after a rest
 MAX_ACCOUNTS = 1_000  # whose waits are counted
 LOGGED_SECONDS = 60.0  # between two lines about one account
 LONG_SECONDS = 1.0  # a wait that is logged
@@ -59,6 +59,11 @@ class LoopShare:
 
     def __repr__(self) -> str:
         return f"<LoopShare accounts={len(self._accounts)} waits={sum(self.waits.values())}>"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the bus's own programs called when work was last counted."""
+        return self._share < 1.0
 
     async def run(self, account: str, work: Callable[[], Answer]) -> Answer:
         """Works for an account when it is its turn."""

@@ -26,7 +26,7 @@ class BudgetsRoom(Room):
         catalog, limits, share = core.catalog, core.config.limits, LoopShare(self._own_calls)
         dispatcher = core.calls.dispatcher
         self.budgets = PeerBudgets(catalog.registry, catalog.policy, limits, share, lambda: dispatcher.tripwire)
-        presence.budgets = self.budgets
+        presence.budgets = dispatcher.budgets = self.budgets
         presence.review.read = self.budgets.read
         timings = core.program.timings
         self._connections = QuietConnections(core.sessions.neighbours, 3 * timings.idle_heartbeat_seconds)
