@@ -10,7 +10,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from toolbus.bus.config import Config
@@ -59,8 +58,8 @@ class SharedStore(Store):
     The first bus that asks an empty database for a kind of settings puts in what it has had itself.
     """
 
-    def __init__(self, driver: Driver, directory: Path | None = None) -> None:
-        super().__init__(driver, directory)
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver)
         self._own = driver
         self.home = ""  # the end of the ids of this bus's tasks; set before it is opened
         self._postgres: PostgresDriver | None = None  # None until `share`
@@ -193,7 +192,7 @@ class SharedStore(Store):
                     f"{self.database} is away ({self.database.away}), and this bus never read {kind.name} from it: "
                     "start the database"
                 )
-            super().load(kind)  # declares it, with the rows of earlier releases
+            super().load(kind)  # declares it
             self.database.declare(kind, list(self._own.load(kind)))
         return shared
 

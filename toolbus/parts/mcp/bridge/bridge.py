@@ -21,7 +21,7 @@ from typing import Any
 from toolbus.parts.mcp.bridge import own_answers
 from toolbus.parts.mcp.bridge.bridge_socket import ATTACH
 from toolbus.parts.mcp.bridge.links import Link, NoBus, TakeEnd, TakeLine, log, params_of
-from toolbus.parts.mcp.messages.eras import META_SUBSCRIPTION, META_VERSION
+from toolbus.parts.mcp.messages.eras import LIST_CHANGES, META_SUBSCRIPTION, META_VERSION
 
 Json = dict[str, Any]
 
@@ -192,12 +192,8 @@ class Bridge:
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            self._reply(
-                {
-                    "id": None,
-                    "error": {"code": -32700, "message": "the line is not a JSON object: send one message a line"},
-                }
-            )
+            text = "the line is not a JSON object: send one message a line"
+            self._reply({"id": None, "error": {"code": -32700, "message": text}})
             return
         request = PendingRequest(line, message)
         method = request.method
@@ -470,12 +466,9 @@ class Bridge:
                 self._link = link
                 lists_changed = self._offline or self._lost_at is not None
                 self._offline = False
-        except OSError as error:
+        except (OSError, NoBus) as error:
             link.close()
-            raise NoBus(f"{link.where}: {error}") from None
-        except NoBus:
-            link.close()
-            raise
+            raise error if isinstance(error, NoBus) else NoBus(f"{link.where}: {error}") from None
         log(f"connected to the bus at {link.where}")
         if lists_changed:
             self._notify_changes(listens)
@@ -486,12 +479,12 @@ class Bridge:
         """Notifies the client that lists may have changed."""
         if self._initialize is not None:
             capabilities = self._known.get("initialize", {}).get("capabilities", {})
-            for kind in own_answers.CHANGES:
+            for kind in LIST_CHANGES:
                 if (capabilities.get(kind) or {}).get("listChanged"):
                     self._reply({"method": f"notifications/{kind}/list_changed"})
         for listen in listens:
             kinds = params_of(listen.params, "notifications")
-            for kind, name in own_answers.CHANGES.items():
+            for kind, name in LIST_CHANGES.items():
                 if kinds.get(name):
                     self._notify(listen, f"notifications/{kind}/list_changed")
 

@@ -64,13 +64,13 @@ class PipeLink:
         try:
             with short_path(path) as short:
                 self._socket.connect(short)
-            self._check_owner()
+            uid = foreign_uid(self._socket)
         except OSError as error:
             self._socket.close()
             raise NoBus(f"{path}: {error.strerror or error}") from None
-        except NoBus:
+        if uid is not None:
             self._socket.close()
-            raise
+            raise NoBus(f"{path} belongs to the user with uid {uid}: a bridge uses its own user's bus")
         threading.Thread(target=self._read, args=(take, end), name="bus", daemon=True).start()
 
     def send(self, line: bytes) -> None:
@@ -83,11 +83,6 @@ class PipeLink:
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-
-    def _check_owner(self) -> None:
-        uid = foreign_uid(self._socket)
-        if uid is not None:
-            raise NoBus(f"{self.where} belongs to the user with uid {uid}: a bridge uses its own user's bus")
 
     def _read(self, take: TakeLine, end: TakeEnd) -> None:
         why = "the bus has closed the pipe"

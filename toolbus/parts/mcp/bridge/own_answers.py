@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from toolbus.common.version import VERSION
-from toolbus.parts.mcp.messages.eras import LEGACY_VERSIONS, META_SERVER, MODERN_VERSIONS, NEWEST_LEGACY
+from toolbus.parts.mcp.messages.eras import (
+    BUS_INFO,
+    LEGACY_VERSIONS,
+    LIST_CHANGES,
+    META_SERVER,
+    MODERN_VERSIONS,
+    NEWEST_LEGACY,
+)
 
 Json = dict[str, Any]
 
 INTERNAL = -32603
 ERROR_META = "dev.toolbus/error"
 DRAINING = "the bus is draining"  # in the error of a call that such a bus refuses
-SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": VERSION}
-# Kinds of lists, and the name under which a modern client subscribes to changes of each.
-CHANGES = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged"}
 # Methods that list, and the key of their entries.
 LISTS = {
     "tools/list": "tools",
@@ -38,13 +41,13 @@ def handshake(method: str, params: Json, known: Json, why: str) -> Json:
         "server/discover": {
             "resultType": "complete",
             "supportedVersions": list(MODERN_VERSIONS),
-            "_meta": {META_SERVER: SERVER_INFO},
+            "_meta": {META_SERVER: BUS_INFO},
         },
     }
     answer = {
         **blank[method],
-        "capabilities": {kind: {"listChanged": True} for kind in CHANGES},
-        "serverInfo": SERVER_INFO,
+        "capabilities": {kind: {"listChanged": True} for kind in LIST_CHANGES},
+        "serverInfo": BUS_INFO,
         **known,
         "instructions": f"There are no tools now: {why}. They appear when a bus runs (toolbus serve).",
     }

@@ -31,7 +31,6 @@ from typing import Any
 import msgspec
 
 from toolbus.common.text import clean_line, dump_json, quote
-from toolbus.common.version import VERSION
 from toolbus.errors import Stage
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin, Outgoing, RequestId, Transport, other_form
 from toolbus.parts.mcp.messages import eras, jsonrpc
@@ -186,9 +185,7 @@ class McpConnection:
             if not unread:
                 return msgspec.json.decode(raw, type=dict[str, Any])
             fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-            return {
-                key: _items(value) if key == unread else msgspec.json.decode(value) for key, value in fields.items()
-            }
+            return {key: (_items if key == unread else msgspec.json.decode)(value) for key, value in fields.items()}
         except (msgspec.DecodeError, RecursionError) as error:
             text = f"the server answered {method} with a result that cannot be read: {error}"
             raise RpcError(McpCode.INTERNAL, text) from None
@@ -275,7 +272,7 @@ class McpConnection:
         """Returns the `_meta` of each modern request: version, name, and the questions that the caller answers."""
         return {
             eras.META_VERSION: version,
-            eras.META_CLIENT: client_info(),
+            eras.META_CLIENT: eras.BUS_INFO,
             eras.META_CAPABILITIES: capabilities_of(accepts, modern=True),
             eras.META_LOG_LEVEL: "info",  # without it a server sends no log messages
         }
@@ -406,11 +403,6 @@ class McpConnection:
             log.warning("%s: further messages that break the protocol are not logged", self._name)
 
 
-def client_info() -> dict[str, Any]:
-    """Returns the name and version of the bus, for servers."""
-    return {"name": "toolbus", "title": "toolbus", "version": VERSION}
-
-
 def capabilities_of(accepts: Collection[str], *, modern: bool) -> dict[str, Any]:
     """Returns the capabilities of a client that accepts these questions."""
     capabilities: dict[str, Any] = {}
@@ -539,12 +531,12 @@ async def _request_discover(connection: McpConnection, version: str, *, again: b
     except TimeoutError:
         return _Discovered(None)
     except RpcError as error:
-        other = _common(_supported(error)) if error.code == McpCode.UNSUPPORTED_VERSION else None
+        other = _common(_mapping(error.data).get("supported")) if error.code == McpCode.UNSUPPORTED_VERSION else None
         if other is None or not again:
             return _Discovered(None)
         return await _request_discover(connection, other, again=False)
     offered, capabilities = result.get("supportedVersions"), result.get("capabilities")
-    known = _common(offered) if isinstance(offered, list) else None
+    known = _common(offered)
     has_capabilities = isinstance(capabilities, Mapping)
     if known is None and (offered is not None or not has_capabilities):
         return _Discovered(None)
@@ -562,7 +554,7 @@ async def _initialize(connection: McpConnection) -> ServerInfo:
     params = {
         "protocolVersion": eras.NEWEST_LEGACY,
         "capabilities": capabilities_of(LEGACY_ACCEPTS, modern=False),
-        "clientInfo": client_info(),
+        "clientInfo": eras.BUS_INFO,
     }
     result = await connection.request("initialize", params)
     version = result.get("protocolVersion")
@@ -581,15 +573,10 @@ async def _initialize(connection: McpConnection) -> ServerInfo:
     )
 
 
-def _supported(error: RpcError) -> list[Any]:
-    data = error.data if isinstance(error.data, Mapping) else {}
-    supported = data.get("supported")
-    return supported if isinstance(supported, list) else []
-
-
-def _common(versions: list[Any]) -> str | None:
+def _common(versions: object) -> str | None:
     """Returns the newest modern version that both sides speak; None if they share none."""
-    return next((version for version in reversed(eras.MODERN_VERSIONS) if version in versions), None)
+    known = versions if isinstance(versions, list) else []
+    return next((version for version in reversed(eras.MODERN_VERSIONS) if version in known), None)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

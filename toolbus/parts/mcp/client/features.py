@@ -19,6 +19,7 @@ from toolbus.parts.mcp.client.connection import FEATURE_METHODS, McpConnection, 
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.transport import Busy, Lost, RequestId
 from toolbus.parts.mcp.features import OnUpdate, Requester
+from toolbus.parts.mcp.messages.eras import LIST_CHANGES
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.protocol.tool import Progress
 
@@ -82,13 +83,8 @@ class MountFeatures:
 
         def progressed(values: Mapping[str, Any]) -> None:
             if on_progress is not None:
-                on_progress(
-                    Progress(
-                        number_of(values.get("progress")),
-                        number_of(values.get("total")),
-                        str(values.get("message") or ""),
-                    )
-                )
+                number, total = number_of(values.get("progress")), number_of(values.get("total"))
+                on_progress(Progress(number, total, str(values.get("message") or "")))
 
         try:
             connection = await self._connected(asker)
@@ -135,10 +131,8 @@ class MountFeatures:
             for kind in ("prompts", "resources", "templates")
         }
         named = [kind for kind in ("prompts", "resources", "completions") if peer_can(kind, "")]
-        self.capabilities = (
-            *named,
-            *(["subscribe"] if self._subscribes and peer_can("resources", "subscribe") else []),
-        )
+        subscribes = self._subscribes and peer_can("resources", "subscribe")
+        self.capabilities = (*named, *(["subscribe"] if subscribes else []))
         moved = {kind for kind, entries in self._lists.items() if entries != before.get(kind, [])}
         kinds = ["prompts"] if "prompts" in moved or ("prompts" in named) != ("prompts" in capabilities) else []
         return (*kinds, *(["resources"] if moved & {"resources", "templates"} else []))
@@ -195,7 +189,6 @@ def _log_refusal(uri: str, error: Exception | None) -> None:
 # -- changes of modern servers -----------------------------------------------------------------------------------------
 
 FIRST_SECONDS, MAX_SECONDS = 0.25, 30.0  # the backoff before a new listen
-_LISTS = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged"}
 
 
 class Listening:
@@ -207,7 +200,7 @@ class Listening:
 
     def __init__(self, connection: McpConnection, peer: ServerInfo, uris: Callable[[], Collection[str]]) -> None:
         self._connection = connection
-        self._lists = {name: True for kind, name in _LISTS.items() if peer.can(kind, "listChanged")}
+        self._lists = {name: True for kind, name in LIST_CHANGES.items() if peer.can(kind, "listChanged")}
         self._uris = uris
         self._request: RequestId | None = None  # the open listen; None while none is open
         self._failures = 0

@@ -7,7 +7,9 @@ its version and what its client can do.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import Any, Final
+
+from toolbus.common.version import VERSION
 
 LEGACY_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSIONS: Final = ("2026-07-28",)
@@ -22,6 +24,14 @@ META_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 META_SERVER: Final = "io.modelcontextprotocol/serverInfo"
 META_SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
+
+BUS_INFO: Final[dict[str, Any]] = {"name": "toolbus", "title": "toolbus", "version": VERSION}  # as server and as client
+# Lists that change, and the name under which a modern client subscribes to the changes of each.
+LIST_CHANGES: Final = {
+    "tools": "toolsListChanged",
+    "prompts": "promptsListChanged",
+    "resources": "resourcesListChanged",
+}
 
 
 class Era(Enum):

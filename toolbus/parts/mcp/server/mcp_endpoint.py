@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.gateway.gateway_parts import IDENTITY
+from toolbus.common.cancellation import wait_first
 from toolbus.common.text import quote
 from toolbus.errors import Code, LimitExceeded, NotPermitted, Stage, ToolBusError, http_status
 from toolbus.parts.mcp.messages import headers as mcp_headers
@@ -166,9 +167,8 @@ class McpEndpoint:
         self, profile: Profile, identity: Identity, headers: Mapping[str, str], receive: Receive, send: Send
     ) -> None:
         if not _is_json(headers.get("content-type", "")):
-            raise RefusedRequest(
-                415, f"Content-Type is {quote(headers.get('content-type', ''))}: send application/json"
-            )
+            given = quote(headers.get("content-type", ""))
+            raise RefusedRequest(415, f"Content-Type is {given}: send application/json")
         try:
             message = jsonrpc.decode(await _body(receive))
         except RpcError as error:
@@ -211,17 +211,8 @@ class McpEndpoint:
         session = self._session(profile, identity, headers)
         stream, after = self._resumed(session, headers.get("last-event-id"))
         polled = session.version >= POLLED_SINCE
-        writing = asyncio.create_task(
-            stream.write(send, after=after, ping_seconds=self._timings.ping_seconds, primed=polled)
-        )
-        leaving = asyncio.create_task(_left(receive))
-        try:
-            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (writing, leaving):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        writing = stream.write(send, after=after, ping_seconds=self._timings.ping_seconds, primed=polled)
+        await wait_first(writing, _left(receive))
 
     def _resumed(self, session: McpSession, last: str | None) -> tuple[MessageStream, int]:
         """Returns the stream that a client asks for, and the number of the last event that it has.
@@ -235,16 +226,15 @@ class McpEndpoint:
         if last is None or (found is None and is_standing(last)):
             stream = session.new_stream()
             try:
-                session.stand(stream, self._server.follow)
+                session.stand(stream, self._server.subscriptions.follow)
             except LimitExceeded:
                 stream.close()
                 raise
             return stream, 0
         answer = lost_answer(last) if found is None else None
         if answer is None:
-            raise RefusedRequest(
-                404, f"no stream goes on after the event {quote(last)}: open one without Last-Event-ID"
-            )
+            text = f"no stream goes on after the event {quote(last)}: open one without Last-Event-ID"
+            raise RefusedRequest(404, text)
         stream = MessageStream()
         stream.send(answer)
         stream.close()
@@ -410,14 +400,12 @@ def _is_json(content_type: str) -> bool:
 
 async def _body(receive: Receive) -> bytes:
     """Returns the body of a request; an incomplete one if the client disconnects."""
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        return body
-    parts = [body]
-    while message.get("more_body"):
+    parts: list[bytes] = []
+    more = True
+    while more:
         message = await receive()
         parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
     return b"".join(parts)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.access.identity import Identity
-from toolbus.common.version import VERSION
 from toolbus.parts.mcp.messages import jsonrpc
 from toolbus.parts.mcp.messages.eras import (
+    BUS_INFO,
     META_CAPABILITIES,
     META_LOG_LEVEL,
     META_SERVER,
@@ -27,9 +27,8 @@ from toolbus.parts.mcp.messages.jsonrpc import JsonId, McpCode, RpcError
 from toolbus.parts.mcp.server.sessions import LEVELS, Channel, ClientCapabilities, McpSession
 from toolbus.parts.mcp.settings import Profile
 
-SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": VERSION}
 encode = msgspec.json.encode
-META_OF_RESULT = encode({META_SERVER: SERVER_INFO})  # of each modern one
+META_OF_RESULT = encode({META_SERVER: BUS_INFO})  # of each modern one
 
 _EMPTY = msgspec.Raw(b"{}")
 _NULL = msgspec.Raw(b"null")
@@ -144,7 +143,7 @@ class McpRequest:
         """
         if not self.modern:
             return encode(result)
-        meta = {META_SERVER: SERVER_INFO, **result.get("_meta", {})}
+        meta = {META_SERVER: BUS_INFO, **result.get("_meta", {})}
         return encode({"resultType": kind, **result, "_meta": meta})
 
     def notify(self, method: str, params: Mapping[str, Any]) -> None:

@@ -20,7 +20,9 @@ from toolbus.errors import INTERNAL_DETAIL, Code, LimitExceeded, Stage
 from toolbus.parts.mcp.messages import jsonrpc
 from toolbus.parts.mcp.messages import tasks as wire
 from toolbus.parts.mcp.messages.eras import (
+    BUS_INFO,
     LEGACY_VERSIONS,
+    LIST_CHANGES,
     META_SUBSCRIPTION,
     MODERN_VERSIONS,
     NEWEST_LEGACY,
@@ -31,10 +33,10 @@ from toolbus.parts.mcp.server import feature_methods
 from toolbus.parts.mcp.server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
 from toolbus.parts.mcp.server.input import NotAnswered, Questions, missing_capability, run_with_input
 from toolbus.parts.mcp.server.mcp_listing import TTL_MS, declare, page_of
-from toolbus.parts.mcp.server.mcp_request import SERVER_INFO, CallParams, McpRequest, encode
+from toolbus.parts.mcp.server.mcp_request import CallParams, McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
 from toolbus.parts.mcp.server.sessions import ClientCapabilities, McpSession
-from toolbus.parts.mcp.server.subscriptions import LISTS, MAX_WATCHED, Json, Listener, Notify
+from toolbus.parts.mcp.server.subscriptions import MAX_WATCHED, Json, Listener, Notify
 from toolbus.parts.tasks import HomeAway, Status, Task, owner_of
 from toolbus.protocol.input_requests import InvalidInput, read_requests
 from toolbus.protocol.limits import MAX_SEARCH_RESULTS
@@ -201,7 +203,7 @@ async def listen(server: McpServer, request: McpRequest) -> bytes:
     kinds = request.fields.get("notifications")
     if not isinstance(kinds, dict):
         raise RpcError(McpCode.INVALID_PARAMS, "subscriptions/listen needs params.notifications, an object")
-    lists = {name: kind for name, kind in LISTS.items() if kinds.get(name) is True}
+    lists = {name: kind for kind, name in LIST_CHANGES.items() if kinds.get(name) is True}
     uris, task_ids = _texts(kinds, "resourceSubscriptions"), _texts(kinds, "taskIds")
     meta = {META_SUBSCRIPTION: request.id}
 
@@ -213,7 +215,7 @@ async def listen(server: McpServer, request: McpRequest) -> bytes:
     if lists:
         await server.listings.refresh(request.profile, request.identity, modern=True)
     try:
-        server.subscriptions.add(listener, lists)
+        server.subscriptions.add(listener, lists.values())
         honored: Json = dict.fromkeys(lists, True)
         # The acknowledgement goes first: notifications of changes wait for the next turn of the loop.
         watched = [uri for uri in uris if _watch(server, request, uri, notify, ends)]
@@ -444,12 +446,12 @@ async def initialize(server: McpServer, request: McpRequest) -> bytes:
     capabilities = fields.get("capabilities")
     client = ClientCapabilities.of(capabilities if isinstance(capabilities, dict) else {})
     version = version if version in LEGACY_VERSIONS else NEWEST_LEGACY
-    server.begin_session(request, version, client)
+    request.session = server.sessions.begin(version, client, request.profile, request.identity)
     return request.complete(
         {
             "protocolVersion": version,
             "capabilities": CAPABILITIES,
-            "serverInfo": SERVER_INFO,
+            "serverInfo": BUS_INFO,
             "instructions": _instructions(server, request),
         }
     )
@@ -462,7 +464,7 @@ async def discover(server: McpServer, request: McpRequest) -> bytes:
         {
             "supportedVersions": list(MODERN_VERSIONS),
             "capabilities": {**CAPABILITIES, "extensions": EXTENSIONS},
-            "serverInfo": SERVER_INFO,
+            "serverInfo": BUS_INFO,
             "instructions": instructions,
             "ttlMs": TTL_MS,
             "cacheScope": "public" if instructions == INSTRUCTIONS else "private",

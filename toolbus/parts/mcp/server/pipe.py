@@ -137,7 +137,7 @@ class Pipe:
         if self._session is not None:
             self._session.end()
         self._session = McpSession("", begun.version, begun.client, self._profile, LOCAL)
-        self._session.stand(self, self._server.follow)
+        self._session.stand(self, self._server.subscriptions.follow)
 
     def _notice(self, message: JsonRpcMessage) -> None:
         if message.method == "notifications/cancelled":

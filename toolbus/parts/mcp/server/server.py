@@ -190,18 +190,10 @@ class McpServer:
                 if isinstance(id, int | str):
                     session.cancel(id)
 
-    def begin_session(self, request: McpRequest, version: str, client: ClientCapabilities) -> None:
-        """Begins the session of a client that initializes, and sets `request.session`."""
-        request.session = self.sessions.begin(version, client, request.profile, request.identity)
-
     async def save_names(self) -> None:
         """Persists new names, before a client sees them."""
         if self.names.unsaved:
             await asyncio.to_thread(self.names.save, self.listings.offered())
-
-    def follow(self, session: McpSession) -> Callable[[], None]:
-        """Notifies a session of changes of its lists. Returns the function that ends that."""
-        return self.subscriptions.follow(session)
 
     def close(self) -> None:
         """Ends all sessions; their ids stay valid."""

@@ -22,6 +22,7 @@ from toolbus.bus.keys.seal import BrokenSeal, Sealer
 from toolbus.common.newest import NewestCache
 from toolbus.errors import LimitExceeded
 from toolbus.parts.mcp.messages import jsonrpc
+from toolbus.parts.mcp.messages.eras import LIST_CHANGES
 from toolbus.parts.mcp.messages.jsonrpc import JsonId, JsonRpcMessage, McpCode, RpcError
 from toolbus.parts.mcp.server.message_stream import MessageStream
 from toolbus.parts.mcp.settings import Profile
@@ -74,7 +75,6 @@ ASK_SECONDS = 300.0  # how long a client and its user may take for an answer
 PURPOSE = "session"  # of a sealed id
 DEFAULT_LEVEL = "info"
 STANDING = "s"  # prefix of the ids of standing streams, which belong to no request
-LISTS = ("tools", "prompts", "resources")
 
 FollowChanges = Callable[["McpSession"], Callable[[], None]]
 
@@ -185,7 +185,7 @@ class McpSession:
         """
         if self.is_restored and channel.takes_messages:
             self.is_restored = False
-            for kind in LISTS:
+            for kind in LIST_CHANGES:
                 channel.send(jsonrpc.notification(f"notifications/{kind}/list_changed"))
 
     def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
@@ -266,10 +266,8 @@ class Sessions:
         Raises:
             LimitExceeded: the limit of sessions is reached, and none is idle.
         """
-        content = msgspec.json.encode(
-            [version, sorted(client.accepts), sorted(client.extensions)[:8], secrets.token_hex(8)]
-        )
-        id = self._sealer.seal(content, PURPOSE, profile.name, identity.name)
+        content = [version, sorted(client.accepts), sorted(client.extensions)[:8], secrets.token_hex(8)]
+        id = self._sealer.seal(msgspec.json.encode(content), PURPOSE, profile.name, identity.name)
         return self._add(McpSession(id, version, client, profile, identity))
 
     def find(self, id: str, profile: Profile, identity: Identity) -> McpSession:
@@ -312,9 +310,8 @@ class Sessions:
         except BrokenSeal as broken:
             raise UnknownSession(f"Mcp-Session-Id: {broken}; initialize again") from None
         version, accepts, extensions, _ = msgspec.json.decode(content)
-        session = self._add(
-            McpSession(id, version, ClientCapabilities(frozenset(accepts), frozenset(extensions)), profile, identity)
-        )
+        client = ClientCapabilities(frozenset(accepts), frozenset(extensions))
+        session = self._add(McpSession(id, version, client, profile, identity))
         session.is_restored = True
         return session
 

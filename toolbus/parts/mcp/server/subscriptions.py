@@ -11,7 +11,7 @@ import asyncio
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from toolbus.bus.access.identity import Identity, Principal, Scopes
@@ -19,6 +19,7 @@ from toolbus.bus.core import Core
 from toolbus.bus.streams.notification_board import BoardEntry
 from toolbus.errors import LimitExceeded
 from toolbus.parts.mcp.features import FeatureProvider, features_of
+from toolbus.parts.mcp.messages.eras import LIST_CHANGES
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.feature_view import FeatureView
 from toolbus.parts.mcp.server.mcp_listing import Listings
@@ -32,11 +33,6 @@ COALESCE_SECONDS = 0.02
 NOTIFICATION_LEVEL = "notice"  # of what plugins say to users; clients get "info" and above unless they say otherwise
 MAX_LISTENERS = 1_000
 MAX_WATCHED = 1_000  # resources, or tasks, of one listener
-LISTS: Mapping[str, str] = {  # name of a subscription → its list
-    "toolsListChanged": "tools",
-    "promptsListChanged": "prompts",
-    "resourcesListChanged": "resources",
-}
 
 Json = dict[str, Any]
 Notify = Callable[[str, Json], None]
@@ -106,7 +102,7 @@ class Subscriptions:
     def __repr__(self) -> str:
         return f"<Subscriptions listeners={len(self._listeners)} resources={len(self._watched)}>"
 
-    def add(self, listener: Listener, lists: Mapping[str, str]) -> None:
+    def add(self, listener: Listener, kinds: Iterable[str]) -> None:
         """Notifies a listener of changes of some lists from now on.
 
         Raises:
@@ -117,7 +113,7 @@ class Subscriptions:
                 "mcp_listeners", MAX_LISTENERS, "the bus has as many MCP listeners as it may: try later"
             )
         self._listeners[listener] = None
-        listener.digests = {kind: self._digest(kind, listener) for kind in lists.values()}
+        listener.digests = {kind: self._digest(kind, listener) for kind in kinds}
 
     def remove(self, listener: Listener) -> None:
         """Ends the notifications of a listener."""
@@ -130,7 +126,7 @@ class Subscriptions:
         Returns the function that ends that.
         """
         listener = Listener(session.profile, session.identity, session.notify, modern=False)
-        self.add(listener, LISTS)
+        self.add(listener, LIST_CHANGES)
         principal = Principal(session.profile.source, is_admin=session.profile.administers, identity=session.identity)
         end_reading = self._core.sessions.presence.notifications.read(
             principal, functools.partial(_pass_on, session), lambda: None
