@@ -122,7 +122,6 @@ class Connections:
             raise self._error
 
     async def close(self, reason: str = "closed", grace_seconds: float = 0.0) -> None:
-        """Shuts all connections down gracefully."""
         self._closing = True
         self.changes.notify()
         await asyncio.gather(*(each.close(reason, grace_seconds) for each in self.each))
@@ -191,7 +190,6 @@ class PluginConnections(Connections):
     # -- what `Plugin` and its `Runner` use, from any thread -----------------------------------------------------------
 
     def begin(self, out: OutgoingCall) -> None:
-        """Sends a call: to the bus of the call that it is part of, else to the first that answers."""
         each = [self._owner(out.parent_session)] if out.parent_session is not None else self.each
         if each and each[0] is not None:
             each[0].begin(out)
@@ -200,12 +198,10 @@ class PluginConnections(Connections):
             out.fail(Code.UNAVAILABLE, text, Stage.NOT_DISPATCHED)
 
     def answer(self, session: PeerSession, result: Result) -> None:
-        """As `Connection.answer`."""
         if (owner := self._owner(session)) is not None:
             owner.answer(session, result)
 
     def answer_all(self, answers: list[Answer], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """As `Connection.answer_all`."""
         by_session: dict[int, list[Answer]] = {}
         for answer in answers:
             by_session.setdefault(id(answer[0]), []).append(answer)
@@ -214,12 +210,10 @@ class PluginConnections(Connections):
                 owner.answer_all(part, loop)
 
     def report(self, session: PeerSession, progress: pb.ToolProgress) -> None:
-        """As `Connection.report`."""
         if (owner := self._owner(session)) is not None:
             owner.report(session, progress)
 
     def postpone(self, job: Postponed) -> bool:
-        """As `Connection.postpone`."""
         owner = self._owner(job.session)
         return owner is not None and owner.postpone(job)
 
@@ -362,7 +356,6 @@ class LostCalls:
         return len(self._held) == 1
 
     def fail(self) -> None:
-        """Ends all of them."""
         held, self._held = self._held, []
         for out, lost in held:
             out.finish(lost)
@@ -496,7 +489,6 @@ class HostConnections(Connections):
 
     @property
     def expires(self) -> datetime | None:
-        """When that key expires."""
         return self.used.expires if self.used is not None else None
 
     def begin_many(self, calls: Iterable[OutgoingCall], loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -508,11 +500,9 @@ class HostConnections(Connections):
                 out.fail(Code.UNAVAILABLE, CLOSED, Stage.NOT_DISPATCHED)
 
     def begin(self, out: OutgoingCall) -> None:
-        """As `Connection.begin`."""
         self.begin_many((out,))
 
     def cancel(self, *calls: OutgoingCall) -> None:
-        """As `Connection.cancel`."""
         self._inbox.put(self._cancel, calls)
 
     def tools_changed(self) -> None:
@@ -520,7 +510,6 @@ class HostConnections(Connections):
         self._inbox.put(lambda _: self.used.tools_changed() if self.used is not None else None)
 
     def unanswered(self, seconds: float) -> PeerLost:
-        """As `Connection.unanswered`."""
         return PeerLost(self._lobby.unanswered(seconds))
 
     # -- on the loop ---------------------------------------------------------------------------------------------------
@@ -582,7 +571,6 @@ class HostConnections(Connections):
         self.changes.notify()
 
     async def close(self, reason: str = "closed", grace_seconds: float = 0.0) -> None:
-        """As `Connection.close`."""
         await super().close(reason, grace_seconds)
         self._fail_rest(self._closed_text, Code.CANCELLED)
 

@@ -7,13 +7,14 @@ names of its own, so one bus serves them all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 from google.protobuf import json_format
 
-from toolbus.parts.conformance.match import Bindings, Expectation, Item, Mismatch, check, fill, items_of
+from toolbus.parts.conformance.match import Bindings, Expectation, Item, Mismatch, check, fill, items_of, mapped
 from toolbus.parts.conformance.script import bus_scenarios
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -52,13 +53,10 @@ class RawStream:
     async def send(self, frame: dict[str, Any]) -> None:
         """Sends a frame. If the stream has ended, nothing happens here: `next` returns the end."""
         message = json_format.ParseDict(frame, wire.InvokeRequest())
-        try:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             await self._call.write(message)
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            return
 
     async def headers(self) -> None:
-        """Waits for the response headers."""
         try:
             await asyncio.wait_for(self._call.initial_metadata(), STEP_SECONDS)
         except TimeoutError:
@@ -154,10 +152,7 @@ class RawClient:
         except grpc.aio.AioRpcError as error:
             actual: dict[str, Any] = {"status": error.code().name, "message": error.details()}
         else:
-            shown = json_format.MessageToDict(
-                response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            )
-            actual = {"status": "OK", "response": shown}
+            actual = {"status": "OK", "response": mapped(response)}
         expected = {key: step[key] for key in ("status", "message", "response") if key in step}
         check({"status": "OK", **expected}, actual, self._bindings, name)
 
@@ -186,8 +181,7 @@ async def settled(address: str) -> None:
         while True:
             stream = RawStream(rpc.ToolBusServiceStub(channel).Invoke())  # type: ignore[call-arg]  # as above
             await stream.send({**attach, "calls": [call]})
-            field: str = ""
-            item: Any = None
+            field, item = await stream.next("a result")
             while field not in ("results", "end"):
                 field, item = await stream.next("a result")
             await stream.close()
@@ -210,11 +204,11 @@ async def play_all(address: str, done: Callable[[str, Mismatch | None], object])
     await settled(address)
     failed = 0
     for scenario in bus_scenarios():
-        problem = None
         try:
             await run_scenario(address, scenario)
-        except Mismatch as error:
-            problem = error
+        except Mismatch as problem:
             failed += 1
-        done(scenario["scenario"], problem)
+            done(scenario["scenario"], problem)
+        else:
+            done(scenario["scenario"], None)
     return failed

@@ -44,9 +44,7 @@ def write_credential(path: Path, access: str, address: str, token: str, *, mode:
         values["ca"] = (HERE / "authority.pem").read_text("ascii")
     if access == "mtls":
         values["certificate"] = values["key"] = (HERE / "client.pem").read_text("ascii")
-    lines = "".join(
-        f"{key} = {json.dumps(value)}\n" for key, value in values.items()
-    )  # a string of JSON is one of TOML
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())  # a JSON string is one of TOML
     path.touch(mode=0o600)
     path.write_text(lines, encoding="ascii")
     path.chmod(mode)

@@ -137,8 +137,6 @@ def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, qui
             return asyncio.run(play())
     except asyncio.CancelledError:
         raise typer.Exit(TERMINATED) from None
-    except OSError as error:
-        terminal.fail(f"{command[0]!r} cannot be started: {error}", NO_VERDICT)
     except Exception as error:
         fault = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
         if isinstance(fault, OSError):

@@ -6,6 +6,7 @@ The placeholders are explained in README.md beside this file. Nothing here knows
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf import json_format
@@ -102,9 +103,9 @@ def _check_placeholder(expected: dict[str, Any], actual: Any, bindings: Bindings
         case "$filled":
             fits = bool(actual) is rule
         case "$json":
-            fits = isinstance(actual, str) and _same_json(rule, actual)
+            fits = _fits_parsed(actual, lambda parsed: _same(rule, parsed))
         case "$parsed":
-            fits = isinstance(actual, str) and _fits_parsed(rule, actual, bindings)
+            fits = _fits_parsed(actual, lambda parsed: matches(rule, parsed, bindings))
         case "$one_of":
             fits = any(matches(each, actual, bindings) for each in rule)
         case "$has":
@@ -119,9 +120,10 @@ def _check_placeholder(expected: dict[str, Any], actual: Any, bindings: Bindings
         raise Mismatch(f"{path}: expected {_shown(expected)}, got {_shown(actual)}")
 
 
-def _same_json(rule: Any, text: str) -> bool:
+def _fits_parsed(text: Any, fits: Callable[[Any], bool]) -> bool:
+    """Tells whether a value is JSON text whose value fits."""
     try:
-        return _same(rule, json.loads(text))
+        return isinstance(text, str) and fits(json.loads(text))
     except ValueError:
         return False
 
@@ -133,14 +135,6 @@ def _same(rule: Any, actual: Any) -> bool:
     if isinstance(rule, list) and isinstance(actual, list):
         return len(rule) == len(actual) and all(_same(one, other) for one, other in zip(rule, actual, strict=True))
     return bool(rule == actual) and isinstance(rule, bool) == isinstance(actual, bool)
-
-
-def _fits_parsed(rule: Any, text: str, bindings: Bindings) -> bool:
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        return False
-    return matches(rule, parsed, bindings)
 
 
 def _has(expected: list[Any], actual: list[Any], bindings: Bindings) -> bool:
@@ -169,11 +163,16 @@ SHOWN_ITEMS = 5
 REPEATED = frozenset({"events", "calls", "progress", "results", "cancels"})
 
 
-def items_of(frame: Message) -> list[Item]:
-    """Returns the items of a frame, in reading order, in the JSON mapping with all defaults."""
-    shown = json_format.MessageToDict(
-        frame, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+def mapped(message: Message) -> dict[str, Any]:
+    """Returns a message in the JSON mapping, with the names of the proto and all defaults."""
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
+
+
+def items_of(frame: Message) -> list[Item]:
+    """Returns the items of a frame, in reading order."""
+    shown = mapped(frame)
     return [
         (field, item)
         for field in FIELDS

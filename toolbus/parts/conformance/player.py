@@ -56,10 +56,8 @@ class WorldVerbs:
     async def wait(self, _: Line, step: Mapping[str, Any]) -> None:
         await asyncio.sleep(step["wait"])
 
-    async def leave(self, _: Line, __: Mapping[str, Any]) -> None:
-        assert self._stage.client is not None
-        self._stage.trace.add("!", "client", "SIGTERM")
-        self._stage.client.signal(signals.SIGTERM)
+    async def leave(self, line: Line, _: Mapping[str, Any]) -> None:
+        await self.signal(line, {"signal": "TERM"})
 
     async def signal(self, _: Line, step: Mapping[str, Any]) -> None:
         assert self._stage.client is not None

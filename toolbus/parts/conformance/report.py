@@ -63,13 +63,8 @@ def as_junit(outcome: ClientOutcome) -> str:
     """Returns a JUnit document: a case for each rule; known and unclaimed ones are skipped."""
     wrong = [each for each in outcome.judged if each.verdict is RuleVerdict.BROKEN or each.stale]
     skipped = [each for each in outcome.judged if each.verdict in (RuleVerdict.KNOWN, RuleVerdict.UNCLAIMED)]
-    suite = ElementTree.Element(
-        "testsuite",
-        name="toolbus conformance",
-        tests=str(len(outcome.judged)),
-        failures=str(len(wrong)),
-        skipped=str(len(skipped)),
-    )
+    numbers = {"tests": str(len(outcome.judged)), "failures": str(len(wrong)), "skipped": str(len(skipped))}
+    suite = ElementTree.Element("testsuite", {"name": "toolbus conformance", **numbers})
     for each in outcome.judged:
         name = f"{each.rule.id}: {each.rule.says}"
         seconds = f"{each.played.seconds:.3f}"

@@ -118,12 +118,10 @@ def scenarios() -> tuple[Scenario, ...]:
 
 
 def bus_scenarios() -> list[dict[str, Any]]:
-    """Returns all scenarios for buses."""
     return [json.loads(line) for line in (HERE / "bus.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def verb_of(step: Mapping[str, Any]) -> str:
-    """Returns the verb of a step."""
     return next(verb for verb in VERBS if verb in step)
 
 

@@ -19,8 +19,9 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from toolbus.common.text import refuse_constant
 from toolbus.parts.conformance.certificates import server_credentials
-from toolbus.parts.conformance.match import Mismatch, items_of
+from toolbus.parts.conformance.match import Mismatch, items_of, mapped
 from toolbus.parts.conformance.proxy import Proxy
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -71,10 +72,8 @@ class Always:
         if items > 1 and size > ITEM_BYTES:
             return "FRAME-2", f"a message of {size} bytes: one of several items has up to {ITEM_BYTES}"
         if size > self._message_bytes:
-            return (
-                "CALL-14",
-                f"a message of {size} bytes ends the stream: the limit message_bytes is {self._message_bytes}",
-            )
+            why = f"a message of {size} bytes ends the stream: the limit message_bytes is {self._message_bytes}"
+            return "CALL-14", why
         if number == 1 and not request.HasField("attach"):
             return "OPEN-1", "the first message has no attach"
         if number > 1 and request.HasField("attach") and not self.attached:
@@ -113,11 +112,8 @@ class Always:
         if not INSTANCE.fullmatch(attach["instance"]):
             _broken("OPEN-4", f"the instance is {attach['instance']!r}: it must have 128 random bits, in hexadecimal")
         for name in IDENTITY if self._attach else ():
-            if attach[name] != self._attach[name]:
-                text = (
-                    f"a later attach with the {name} {attach[name]!r}, not {self._attach[name]!r}: it ends the stream"
-                )
-                _broken("OPEN-9", text)
+            if attach[name] != (before := self._attach[name]):
+                _broken("OPEN-9", f"an attach with the {name} {attach[name]!r} after {before!r}: it ends the stream")
         if self._drained:
             _broken("OPEN-9", "an attach after the client's own drain: it ends the stream")
         self._attach = self._attach or attach
@@ -161,12 +157,8 @@ class Always:
 
 def is_json(text: str) -> bool:
     """Tells whether a text is JSON, which has neither NaN nor Infinity."""
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(constant)
-
     try:
-        json.loads(text, parse_constant=refuse)
+        json.loads(text, parse_constant=refuse_constant)
     except ValueError:
         return False
     return True
@@ -428,9 +420,7 @@ class Line(rpc.ToolBusServiceServicer):
             await context.abort(grpc.StatusCode[status], text)
 
     async def _unary(self, method: str, message: Any, context: Any) -> Any:
-        shown = json_format.MessageToDict(
-            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
+        shown = mapped(message)
         self.trace.add("→", self.name, f"{method} {shown}")
         metadata = dict(context.invocation_metadata())
         request = UnaryRequest(method, shown, metadata, asyncio.get_running_loop().create_future())

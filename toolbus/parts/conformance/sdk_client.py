@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import logging
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from toolbus.common.version import VERSION
@@ -39,6 +40,47 @@ ONE_PIXEL = bytes.fromhex(
 WORKERS = 256  # threads for plain functions: as many as calls that the bus may have in flight here
 
 
+# -- tools that wait for nothing: plain functions, or the same as async ones -------------------------------------------
+
+
+def echo(**arguments: Any) -> Any:
+    """Returns its arguments."""
+    return Reply(arguments)
+
+
+def fail(message: str) -> None:
+    """Fails with the message."""
+    raise RuntimeError(message)
+
+
+def steps(count: int, ctx: ToolScope) -> Any:
+    """Reports so many steps of progress, then returns the count."""
+    for step in range(1, count + 1):
+        ctx.progress(step, total=count, message=f"step {step}")
+    return {"count": count}
+
+
+def context(ctx: ToolScope) -> Any:
+    """Returns the context of its call."""
+    return {"user_id": ctx.user_id, "attributes": dict(ctx.context.attributes)}
+
+
+def big(bytes: int) -> str:
+    """Returns a text of so many letters."""
+    return "x" * bytes
+
+
+def _as_async(tool: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(tool)
+    async def run(*args: Any, **arguments: Any) -> Any:
+        return tool(*args, **arguments)
+
+    return run
+
+
+# -- the others --------------------------------------------------------------------------------------------------------
+
+
 class AsyncTools:
     """The tools as async functions.
 
@@ -50,14 +92,6 @@ class AsyncTools:
         self._plugin = plugin
         self._waiting: set[asyncio.Event] = set()  # of calls of `meet` that wait for the others
 
-    async def echo(self, **arguments: Any) -> Any:
-        """Returns its arguments."""
-        return Reply(arguments)
-
-    async def fail(self, message: str) -> None:
-        """Fails with the message."""
-        raise RuntimeError(message)
-
     async def slow(self, ctx: ToolScope) -> None:
         """Reports progress once, then works until it is cancelled."""
         ctx.progress()
@@ -65,12 +99,6 @@ class AsyncTools:
             await asyncio.Event().wait()
         finally:
             print("slow stopped", file=sys.stderr, flush=True)
-
-    async def steps(self, count: int, ctx: ToolScope) -> Any:
-        """Reports so many steps of progress, then returns the count."""
-        for step in range(1, count + 1):
-            ctx.progress(step, total=count, message=f"step {step}")
-        return {"count": count}
 
     async def meet(self, people: int) -> Any:
         """Returns once ``people`` calls of it run at the same time."""
@@ -89,10 +117,6 @@ class AsyncTools:
         """Calls another tool as part of its call, and returns its output or fails with its message."""
         return await ctx.call(name, arguments)
 
-    async def context(self, ctx: ToolScope) -> Any:
-        """Returns the context of its call."""
-        return {"user_id": ctx.user_id, "attributes": dict(ctx.context.attributes)}
-
     async def chunks(self, texts: Sequence[str]) -> AsyncIterator[str]:
         """Sends each text as a chunk of its output, which is all of them joined."""
         for text in texts:
@@ -107,25 +131,17 @@ class AsyncTools:
         first = await ctx.ask({"first": _question("first")})
         return {**first, **await ctx.ask({"second": _question("second")}), "accepts": list(ctx.accepts)}
 
-    async def big(self, bytes: int) -> str:
-        """Returns a text of so many letters."""
-        return "x" * bytes
-
     async def late_progress(self, ctx: ToolScope) -> None:
         """Reports progress after it has returned."""
         asyncio.get_running_loop().call_later(0.05, ctx.progress)
 
     async def offer(self, name: str) -> None:
         """Offers another tool of that name, which returns its arguments."""
-        self._plugin.add_tool(self.echo, name=name, parameters=OBJECT, replace=True)
+        self._plugin.add_tool(_as_async(echo), name=name, parameters=OBJECT, replace=True)
 
     async def withdraw(self, name: str) -> None:
         """Withdraws that tool."""
         self._plugin.remove_tool(name)
-
-    async def about(self) -> Any:
-        """Names the client library."""
-        return LIBRARY
 
 
 class PlainTools:
@@ -135,26 +151,12 @@ class PlainTools:
         self._waiting: set[threading.Event] = set()  # of calls of `meet` that wait for the others
         self._lock = threading.Lock()  # of the set
 
-    def echo(self, **arguments: Any) -> Any:
-        """Returns its arguments."""
-        return Reply(arguments)
-
-    def fail(self, message: str) -> None:
-        """Fails with the message."""
-        raise RuntimeError(message)
-
     def slow(self, ctx: ToolScope) -> None:
         """Reports progress once, then works until it is cancelled."""
         ctx.progress()
         ctx.cancelled.wait()
         print("slow stopped", file=sys.stderr, flush=True)
         ctx.raise_if_cancelled()
-
-    def steps(self, count: int, ctx: ToolScope) -> Any:
-        """Reports so many steps of progress, then returns the count."""
-        for step in range(1, count + 1):
-            ctx.progress(step, total=count, message=f"step {step}")
-        return {"count": count}
 
     def meet(self, people: int, ctx: ToolScope) -> Any:
         """Returns once ``people`` calls of it run at the same time."""
@@ -176,22 +178,10 @@ class PlainTools:
         """Calls another tool as part of its call, and returns its output or fails with its message."""
         return ctx.call_sync(name, arguments)
 
-    def context(self, ctx: ToolScope) -> Any:
-        """Returns the context of its call."""
-        return {"user_id": ctx.user_id, "attributes": dict(ctx.context.attributes)}
-
     def ask(self, ctx: ToolScope) -> Any:
         """Asks two questions, one after the other, and returns both answers."""
         first = ctx.ask_sync({"first": _question("first")})
         return {**first, **ctx.ask_sync({"second": _question("second")}), "accepts": list(ctx.accepts)}
-
-    def big(self, bytes: int) -> str:
-        """Returns a text of so many letters."""
-        return "x" * bytes
-
-    def about(self) -> Any:
-        """Names the client library."""
-        return {**LIBRARY, "name": "toolbus.sdk, plain functions"}
 
 
 def _question(key: str) -> dict[str, Any]:
@@ -232,7 +222,6 @@ class Hosts:
         return await _call(host, name, arguments, timeout, cancel_after, form)
 
     async def close(self) -> None:
-        """Closes all hosts."""
         for host in self._hosts.values():
             await host.close()
 
@@ -240,14 +229,8 @@ class Hosts:
 async def _changes(host: Host, count: int) -> list[dict[str, Any]]:
     changes: list[dict[str, Any]] = []
     async for change in host.watch():
-        changes.append(
-            {
-                "full": change.full,
-                "added": [tool.name for tool in change.added],
-                "changed": [tool.name for tool in change.changed],
-                "removed": [tool.name for tool in change.removed],
-            }
-        )
+        kinds = {kind: [tool.name for tool in getattr(change, kind)] for kind in ("added", "changed", "removed")}
+        changes.append({"full": change.full, **kinds})
         if len(changes) == count:
             break
     return changes
@@ -289,7 +272,13 @@ async def _call(
 def client(hosts: Hosts, *, plain: bool) -> Plugin:
     """Returns the plugin with all tools."""
     plugin = Plugin("conformance", workers=WORKERS)
-    offered: dict[str, Callable[..., Any]] = {}
+
+    def about() -> Any:
+        """Names the client library."""
+        return {**LIBRARY, "name": "toolbus.sdk, plain functions"} if plain else LIBRARY
+
+    quick = (echo, fail, steps, context, big, about)
+    offered: dict[str, Callable[..., Any]] = {each.__name__: each if plain else _as_async(each) for each in quick}
     for owner in (AsyncTools(plugin), *([PlainTools()] if plain else ())):
         offered |= {name: getattr(owner, name) for name in vars(type(owner)) if not name.startswith("_")}
     for function in (*offered.values(), hosts.host):

@@ -181,7 +181,6 @@ class ScenarioStage:
         return address_of(self._scenario.access, self.lines[line].proxy.address)
 
     def write_credential(self, token: str) -> None:
-        """Writes the client's credential."""
         assert self._credential is not None
         scenario = self._scenario
         write_credential(self._credential, scenario.access, self.address("plugin"), token, mode=scenario.mode)

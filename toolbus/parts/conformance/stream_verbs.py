@@ -82,7 +82,6 @@ class StreamVerbs:
         await self._answer(stream, names, step)
 
     async def _answer(self, stream: ClientStream, names: Iterable[str], step: Mapping[str, Any]) -> None:
-        """Answers an attach."""
         answer = {**ATTACHED, "session_id": stream.session_id, "registered": sorted(names), **step.get("with", {})}
         await stream.send({"attached": answer})
 

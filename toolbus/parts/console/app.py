@@ -300,7 +300,6 @@ class ConsoleApp:
         self._files: PageFiles | None = None  # None until the first request
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answers a request."""
         path, method = scope["path"], scope["method"]
         if path == PAGE_PATH or path.startswith(HOME):
             await self._file(scope, send)

@@ -57,7 +57,6 @@ class KnownRows:
 
     @property
     def all(self) -> list[Row]:
-        """All of them."""
         return list(self._rows.values())
 
     def update(self, rows: Mapping[str, Row]) -> tuple[list[Row], list[str]]:
@@ -125,7 +124,6 @@ class ToolCounts:
         self._budget = self._at_once
 
     def begin(self) -> None:
-        """Begins a reading."""
         self._budget = self._at_once
 
     def retain(self, owners: Iterable[Handler | str]) -> None:
@@ -148,7 +146,6 @@ class ToolCounts:
         self._known[owner] = entries, len(names)
 
     def of(self, owner: Handler | str, entries: int) -> int | None:
-        """Returns how many tools an owner has; None where it is left to a later reading."""
         known = self._known.get(owner)
         if known is not None and known[0] == entries:
             return known[1]
@@ -191,7 +188,6 @@ class Readings:
         self._counts.begin()
 
     def scalars(self) -> Row:
-        """Returns the single values."""
         core = self._core
         dispatcher, presence = core.calls.dispatcher, core.sessions.presence
         total, failed = self.ended()
@@ -226,11 +222,9 @@ class Readings:
         return [self._running(call) for call in self._core.calls.dispatcher.in_flight.oldest(MAX_RUNNING)]
 
     def sessions(self) -> dict[str, Row]:
-        """Returns the sessions by their ids."""
         return {peer.session_id: self._session(peer) for peer in self._sessions()}
 
     def sources(self) -> dict[str, Row]:
-        """Returns the sources by their names."""
         registry, presence = self._core.catalog.registry, self._core.sessions.presence
         offering = registry.sources()
         names = {**presence.by_source, **dict.fromkeys(presence.in_grace), **offering}
@@ -342,7 +336,6 @@ class CalledTools:
                 await asyncio.sleep(0)
 
     def begin(self) -> list[ToolRow]:
-        """Returns the rows of the tools that were called most, for a new reader."""
         self._mark, _ = self._metrics.changed(0)
         self._waiting.clear()
         return self.most_called()
@@ -415,7 +408,6 @@ class Frame(NamedTuple):
 
     @classmethod
     def of(cls, digest: Row) -> Frame:
-        """Encodes a digest."""
         number, body = digest["number"], encode(digest)
         return cls(number, body, b"event: digest\nid: %d\ndata: %b\n\n" % (number, body))
 

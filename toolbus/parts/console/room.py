@@ -56,7 +56,6 @@ class ConsoleRoom(Room):
         return ["toolbus.parts.console.root_route:router"]
 
     async def open(self) -> None:
-        """Adds the paths."""
         if not self._is_served:
             return
         from toolbus.parts.console.app import HOME, PAGE_PATH, POLICY

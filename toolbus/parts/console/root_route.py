@@ -12,7 +12,6 @@ _OFF = "this is the HTTP port of a toolbus; its console is off: drop console = f
 
 
 def router() -> APIRouter:
-    """Returns the route."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/")

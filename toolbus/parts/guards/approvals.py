@@ -149,7 +149,6 @@ class Approvals:
             self._granted[again] = time.monotonic() + self._longest, "the approval of its first part"
 
     def close(self) -> None:
-        """Forgets everything."""
         for each in (self._requests, self._granted, self._asked, self._approved):
             each.clear()
 

@@ -137,7 +137,6 @@ class Guards:
         return f"<Guards rules={len(self._rules)} held={len(self._held)}>"
 
     def rules_of(self, entry: Entry) -> ToolRules:
-        """Returns the rules for a tool."""
         if self._known_at != self._registry.revision:
             self._known.clear()
             self._known_at = self._registry.revision

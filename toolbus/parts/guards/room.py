@@ -28,7 +28,6 @@ class GuardsRoom(Room):
             dispatcher.interceptors = (*dispatcher.interceptors, self._guards)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the tools by which operators decide."""
         return [self.held_calls, self.decide_call]
 
     @llm_tool(description="Shows the calls that wait for an operator's approval.", read_only=True, allow_repeat=True)

@@ -73,7 +73,6 @@ class Stored:
 
     @property
     def is_text(self) -> bool:
-        """Whether the content is UTF-8."""
         return self.mime_type.startswith("text/") or self.mime_type == "application/json"
 
 

@@ -45,7 +45,6 @@ class Resources:
         return ()
 
     def templates(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the template of handles."""
         description = "A large result of a tool, for the user who called it, until its time has passed."
         return ({"uriTemplate": f"{URI}{{id}}", "name": "large result", "description": description},)
 
@@ -85,7 +84,6 @@ class HandlesRoom(Room):
             dispatcher.arguments.expand = self._handles.expand
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the tool that reads results."""
         return [self.read_result] if self._rules.least else []
 
     def offered(self, group: str) -> Iterable[Callable[..., Any]]:

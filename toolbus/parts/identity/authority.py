@@ -241,7 +241,6 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _root_name(key: Key, now: float) -> x509.Name:
-    """Returns a name that no other root has."""
     digest = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest.hex()
     return _name(f"toolbus {moment_of(now):%Y-%m-%d} {digest[:8]}")
 

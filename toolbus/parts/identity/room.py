@@ -37,7 +37,6 @@ class KeyTools:
         self._audit = audit
 
     def tools(self) -> list[Callable[..., Any]]:
-        """The methods that are tools."""
         return [self.keys, self.key_revoke]
 
     @llm_tool(description="Lists the identities of peers elsewhere with their scopes, and the keys that prove them.")
@@ -131,5 +130,4 @@ class IdentityRoom(Room):
         return [CertificateRenewal(directory)] if directory is not None else []
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the operators' tools for keys."""
         return self._key_tools.tools()

@@ -31,7 +31,6 @@ def template(kind: Template, pattern: str = ALL) -> Scopes:
 
 
 def scope_sentences(scopes: Scopes) -> list[str]:
-    """Returns the sentences."""
     return [
         _attach(scopes),
         f"It offers {_named(scopes.offer, 'tools', 'no tools', 'tools of any name')}.",

@@ -112,7 +112,6 @@ class Features:
 
     @property
     def providers(self) -> list[FeatureProvider]:
-        """The providers of now."""
         return list(self._providers.values())
 
     def add(self, provider: FeatureProvider) -> None:

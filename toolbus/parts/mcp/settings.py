@@ -92,7 +92,6 @@ class Profile:
 
     @property
     def source(self) -> str:
-        """The source of its clients' calls."""
         return f"mcp:{self.name}"
 
     @property
@@ -101,7 +100,6 @@ class Profile:
         return not self._hidden
 
     def has(self, name: str, bare_name: str, source: str) -> bool:
-        """Tells whether it has a tool."""
         if source == self._hidden:
             return False
         names = (name, bare_name, f"{source}:{bare_name}")

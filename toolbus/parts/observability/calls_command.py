@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,17 +112,17 @@ def calls(
         return
     filters: dict[str, Any] = {"limit": limit, "source": source or "", "name": name or "", "caller": caller or ""}
     filters |= {"user_id": user or "", "outcome": _outcome(outcome)}
+    columns = _COLUMNS + _CONTENTS if contents else _COLUMNS
+    heads = [head for head, _ in columns]
     if follow:
-        columns = _COLUMNS + _CONTENTS if contents else _COLUMNS
         if not as_json:
-            terminal.print_row([head for head, _ in columns], [width for _, width in columns])
-        bus_client.with_host(target, lambda host: _follow(host, filters, contents, as_json))
+            terminal.print_row(heads, [width for _, width in columns])
+        bus_client.with_host(target, lambda host: _follow(host, filters, columns, contents, as_json))
         return
     records = call_bus_tool(target, "calls", filters)
     if as_json:
         terminal.print_json([_record(each, contents) for each in records])
         return
-    heads = [head for head, _ in (_COLUMNS + _CONTENTS if contents else _COLUMNS)]
     terminal.print_table(heads, [_row(each, contents) for each in records])
     if contents and records and not any("arguments" in each for each in records):
         terminal.print_note("this bus does not record contents: start it with `toolbus serve --record-contents`")
@@ -163,14 +163,22 @@ def _outcome(word: str | None) -> str:
     return word.upper()
 
 
-async def _follow(host: Host, filters: Mapping[str, Any], contents: bool, as_json: bool) -> None:
+async def _follow(
+    host: Host, filters: Mapping[str, Any], columns: Sequence[tuple[str, int]], contents: bool, as_json: bool
+) -> None:
     answer = await _request(host, filters)
     answer["calls"].reverse()
     while True:
-        if answer["lost"]:
-            _print_lost(answer["lost"], as_json)
+        if lost := answer["lost"]:
+            if as_json:
+                terminal.print_json({"lost": lost}, line=True)
+            else:
+                terminal.print_note(f"{lost} calls lost: they ended faster than they could be printed")
         for record in answer["calls"]:
-            _print(record, contents, as_json)
+            if as_json:
+                terminal.print_json(_record(record, contents), line=True)
+            else:
+                terminal.print_row(_row(record, contents), [width for _, width in columns])
         request = {"since": answer["next"], "wait_seconds": FOLLOW_SECONDS, "limit": FOLLOW_LIMIT}
         answer = await _request(host, {**filters, **request})
 
@@ -187,21 +195,6 @@ async def _request(host: Host, arguments: Mapping[str, Any]) -> dict[str, Any]:
             return answer
         if result.error.code not in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
             show(result, as_json=False, of_bus=True)
-
-
-def _print_lost(count: int, as_json: bool) -> None:
-    if as_json:
-        terminal.print_json({"lost": count}, line=True)
-    else:
-        terminal.print_note(f"{count} calls lost: they ended faster than they could be printed")
-
-
-def _print(record: Mapping[str, Any], contents: bool, as_json: bool) -> None:
-    if as_json:
-        terminal.print_json(_record(record, contents), line=True)
-    else:
-        columns = _COLUMNS + _CONTENTS if contents else _COLUMNS
-        terminal.print_row(_row(record, contents), [width for _, width in columns])
 
 
 def _record(record: Mapping[str, Any], contents: bool) -> dict[str, Any]:

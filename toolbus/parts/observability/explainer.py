@@ -81,7 +81,11 @@ class Explainer:
         call = pb.ToolCall(name=tool, role=role)
         call.context.user_id, call.context.attributes["level"] = user, str(level)
         principal = self._principal(identity)
-        entry, can_call = self._nearest(tool, role), False
+        find, can_call = self._core.catalog.registry.find, False
+        try:
+            entry = find(tool, role)
+        except UnknownRole:
+            entry = find(tool)
         try:
             entry = self._core.calls.dispatcher.admission.decide(principal, call, time.monotonic())
         except Refused as refused:
@@ -118,13 +122,6 @@ class Explainer:
             have = list_names(identities) or "no identity"
             raise InvalidRequest(f"identity {quote(name)} does not exist: keys.toml has {have}")
         return Principal(identity=Identity(name, identities[name]))
-
-    def _nearest(self, name: str, role: str) -> Entry | None:
-        """Returns the entry that a call names, also in another role; None where no entry has the name."""
-        try:
-            return self._core.catalog.registry.find(name, role)
-        except UnknownRole:
-            return self._core.catalog.registry.find(name)
 
     def _registered(self, name: str, role: str, entry: Entry | None) -> Iterator[Step]:
         registry, policy = self._core.catalog.registry, self._core.catalog.policy

@@ -65,19 +65,16 @@ def _check(channel: Any, metadata: Metadata, service: str | None, as_json: bool)
     if as_json:
         terminal.print_json(statuses)
     else:
-        terminal.print_table(
-            ("SERVICE", "STATUS"), [(name or "(the whole)", status.lower()) for name, status in statuses.items()]
-        )
+        rows = [(name or "(the whole)", status.lower()) for name, status in statuses.items()]
+        terminal.print_table(("SERVICE", "STATUS"), rows)
     return statuses.get(service or "") == "SERVING"
 
 
 def _watch(channel: Any, metadata: Metadata, service: str, as_json: bool) -> bool:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    changes = health_pb2_grpc.HealthStub(channel).Watch(
-        health_pb2.HealthCheckRequest(service=service), metadata=metadata
-    )
-    for change in changes:
+    request = health_pb2.HealthCheckRequest(service=service)
+    for change in health_pb2_grpc.HealthStub(channel).Watch(request, metadata=metadata):
         status = _status_name(change.status)
         if as_json:
             terminal.print_json({"service": service, "status": status}, line=True)

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import principal_of
 from toolbus.bus.catalog.entry import RUN_SOURCES, Trust
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.core import Core, Room
+from toolbus.common.cancellation import wait_first
 from toolbus.common.text import list_names, nearest, quote
 from toolbus.errors import InvalidRequest
 from toolbus.parts.observability.explainer import Explainer
@@ -33,8 +35,7 @@ MAX_SECONDS = 86_400.0
 class Timer(Protocol):
     """The part of `asyncio.TimerHandle` that is used."""
 
-    def cancel(self) -> None:
-        """Cancels the call."""
+    def cancel(self) -> None: ...
 
 
 Later = Callable[[float, Callable[[], None]], Timer]
@@ -132,7 +133,6 @@ class LogLevels:
 
 
 def _loggers() -> list[str]:
-    """Returns the names of toolbus' loggers."""
     known = logging.root.manager.loggerDict
     names = {name for name, logger in list(known.items()) if isinstance(logger, logging.Logger)}
     return [ROOT, *sorted(name for name in names if name.startswith(f"{ROOT}."))]
@@ -224,8 +224,7 @@ class PluginOutputs:
             InvalidRequest: no plugin has that name, or several do; the text lists them.
         """
         source = source or await self._place_of(plugin)
-        own = self._own_of(source)
-        if own is not None:
+        if (own := self._own_of(source)) is not None:
             answer = await own.read(plugin, lines, since, wait_seconds)
         else:
             arguments = {"plugin": plugin, "lines": lines, "since": since, "wait_seconds": wait_seconds}
@@ -239,8 +238,7 @@ class PluginOutputs:
     async def act(self, act: str, source: str, plugin: str) -> str:
         """Restarts or stops a plugin; returns where it runs. Raises as `read`."""
         source = source or await self._place_of(plugin)
-        own = self._own_of(source)
-        if own is not None:
+        if (own := self._own_of(source)) is not None:
             (own.restart if act == "restart" else own.stop)(plugin)
         else:
             await self._call_supervisor(source, act, {"plugin": plugin})
@@ -327,17 +325,15 @@ class LogsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._outputs = PluginOutputs(core.catalog.registry, self._call, self._own)
+        self._outputs = PluginOutputs(core.catalog.registry, self._call, partial(core.rooms.providers, OwnOutput))
         self._levels = LogLevels(_later)
         self._explainer = Explainer(core)
         self._texts: Timer | None = None  # ends the recording of errors' texts; None where an operator began none
         self._draining = asyncio.Event()  # set once the bus shuts down
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the operators' tools of this room."""
-        levels, explain = self.log_level, self._explainer.explain
-        acts = (self.plugin_restart, self.plugin_stop, self.record_errors)
-        return [self.plugin_logs, *acts, levels, self.slow_calls, explain]
+        output = (self.plugin_logs, self.plugin_restart, self.plugin_stop)
+        return [*output, self.record_errors, self.log_level, self.slow_calls, self._explainer.explain]
 
     def routes(self) -> Iterable[str]:
         """Names the endpoint of records."""
@@ -355,9 +351,6 @@ class LogsRoom(Room):
         """Restores the levels that were changed."""
         self._levels.close()
         self._end_texts()
-
-    def _own(self) -> Iterator[OwnOutput]:
-        yield from self.core.rooms.providers(OwnOutput)
 
     async def _call(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result:
         return await self.core.program.local.call(name, arguments, timeout=timeout)
@@ -394,30 +387,27 @@ class LogsRoom(Room):
             return await self._outputs.plugins(source)
         wait = max(0.0, min(wait_seconds, MAX_WAIT_SECONDS))
         reading = asyncio.ensure_future(self._outputs.read(source, plugin, lines, since, wait))
-        draining = asyncio.ensure_future(self._draining.wait())
-        try:
-            await asyncio.wait((reading, draining) if wait else (reading,), return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                return reading.result()
-            return {"source": source, "plugin": plugin, "lines": [], "lost": 0, "next": since}
-        finally:
-            reading.cancel()
-            draining.cancel()
-            await asyncio.gather(reading, draining, return_exceptions=True)
+        await wait_first(reading, *([self._draining.wait()] if wait else ()))
+        if not reading.cancelled():
+            return reading.result()
+        return {"source": source, "plugin": plugin, "lines": [], "lost": 0, "next": since}
 
     @llm_tool(description="Shuts a plugin that a supervisor runs down gracefully, and starts it anew.")
     async def plugin_restart(self, scope: ToolScope, plugin: str, source: str = "") -> dict[str, Any]:
         """Restarts a plugin; `source` as for plugin_logs."""
-        with self.core.audit.operation("plugin.restart", principal_of(scope), target=plugin, why=source):
-            where = await self._outputs.act("restart", source, plugin)
-        return {"plugin": plugin, "source": where, "restarted": True}
+        return {**await self._act("plugin.restart", scope, plugin, source), "restarted": True}
 
     @llm_tool(description="Shuts a plugin that a supervisor runs down gracefully; it stays so until it is restarted.")
     async def plugin_stop(self, scope: ToolScope, plugin: str, source: str = "") -> dict[str, Any]:
         """Stops a plugin; `source` as for plugin_logs."""
-        with self.core.audit.operation("plugin.stop", principal_of(scope), target=plugin, why=source):
-            where = await self._outputs.act("stop", source, plugin)
-        return {"plugin": plugin, "source": where, "stopped": True}
+        return {**await self._act("plugin.stop", scope, plugin, source), "stopped": True}
+
+    async def _act(
+        self, act: Literal["plugin.restart", "plugin.stop"], scope: ToolScope, plugin: str, source: str
+    ) -> dict[str, Any]:
+        with self.core.audit.operation(act, principal_of(scope), target=plugin, why=source):
+            where = await self._outputs.act(act.removeprefix("plugin."), source, plugin)
+        return {"plugin": plugin, "source": where}
 
     @llm_tool(
         description="Changes the level of a logger of the bus for a while; without arguments shows the levels in force."

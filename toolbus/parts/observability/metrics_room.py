@@ -76,7 +76,7 @@ class BusMetrics:
             if cumulative[-1]:
                 examples = self._exemplars(counts)
                 durations.append(Durations(labels, cumulative[:-1], cumulative[-1], values.seconds, examples))
-        yield Family("toolbus_calls", "counter", "Calls that ended, by tool and by how they ended.", ended)
+        yield _counter("toolbus_calls", "Calls that ended, by tool and by how they ended.", ended)
         text = "How long callers waited for calls that were sent; sampled where many end in one message."
         yield Family("toolbus_call_duration_seconds", "histogram", text, durations)
         in_flight, stuck = core.calls.dispatcher.in_flight.count_by_source(MAX_CALLS)
@@ -85,11 +85,10 @@ class BusMetrics:
         yield _gauge("toolbus_calls_in_flight", "Calls whose callers wait, by the tool's source.", _top(in_flight))
         text = "Calls that ended for their callers and that their handlers have not confirmed, by source."
         yield _gauge("toolbus_calls_stuck", text, _top(stuck))
-        yield _counter(
-            "toolbus_late_results", "Results that came after their calls had ended.", core.calls.records.late
-        )
-        refused = [Sample(number, {"why": outcome_of(code)}) for code, number in sorted(metrics.refused.items())]
-        yield Family("toolbus_refused", "counter", "Calls that were not sent, by the code of the error.", refused)
+        late = core.calls.records.late
+        yield _counter("toolbus_late_results", "Results that came after their calls had ended.", late)
+        refused = {outcome_of(code): number for code, number in sorted(metrics.refused.items())}
+        yield _counter("toolbus_refused", "Calls that were not sent, by the code of the error.", _by("why", refused))
 
     def _exemplars(self, counts: CallCounts) -> dict[int, Exemplar] | None:
         if not counts.exemplars:
@@ -115,24 +114,19 @@ class BusMetrics:
         counts = registry.count_states()
         yield _gauge("toolbus_tools", "Tools in all roles, by state.", _by("state", counts))
         names = dict.fromkeys((*registry.sources(), *presence.lost_sources))
-        up = {
-            name: float(state_of(*handlers_of(core, name)) == ATTACHED) for name in itertools.islice(names, MAX_SOURCES)
-        }
+        shown = itertools.islice(names, MAX_SOURCES)
+        up = {name: float(state_of(*handlers_of(core, name)) == ATTACHED) for name in shown}
         yield _gauge("toolbus_source_up", "1 where the tools of a source can be called, else 0.", _by("source", up))
 
     def _streams(self) -> Iterator[Family]:
         core = self._core
         traffic, sessions = core.sessions.presence.traffic, core.sessions.presence.sessions
-        frames, items = (
-            {"in": traffic.frames_in, "out": traffic.frames_out},
-            {"in": traffic.items_in, "out": traffic.items_out},
-        )
-        yield Family("toolbus_frames", "counter", "Messages on streams.", _by("direction", frames))
-        text = "Calls and results in the messages of streams."
-        yield Family("toolbus_frame_items", "counter", text, _by("direction", items))
-        yield _gauge(
-            "toolbus_held_bytes", "Bytes of arguments of calls in flight.", core.calls.dispatcher.in_flight.held
-        )
+        frames = {"in": traffic.frames_in, "out": traffic.frames_out}
+        yield _counter("toolbus_frames", "Messages on streams.", _by("direction", frames))
+        items = {"in": traffic.items_in, "out": traffic.items_out}
+        yield _counter("toolbus_frame_items", "Calls and results in the messages of streams.", _by("direction", items))
+        held = core.calls.dispatcher.in_flight.held
+        yield _gauge("toolbus_held_bytes", "Bytes of arguments of calls in flight.", held)
         pool = next((peer.outbox.pool for peer in sessions.values()), None)
         yield _gauge("toolbus_waiting_bytes", "Bytes that peers have not read yet.", pool.bytes if pool else 0)
         yield _gauge("toolbus_watchers", "Who follows changes of the catalog over HTTP.", core.signals.watching)
@@ -145,23 +139,19 @@ class BusMetrics:
         yield _gauge("toolbus_loop_lag_seconds", "How late the bus's clock ticked last.", core.program.stalls.lag)
         text = "Time of the sweeps that end calls whose deadlines have passed."
         sweeps = core.calls.metrics.sweeps
-        yield Family(
-            "toolbus_sweep_seconds", "summary", text, [Durations(_NO_LABELS, (), sweeps.count, sweeps.seconds)]
-        )
-        yield _counter(
-            "toolbus_audit_lines", "The number of the newest line of the audit.", (core.audit.head or (0,))[0]
-        )
+        durations = [Durations(_NO_LABELS, (), sweeps.count, sweeps.seconds)]
+        yield Family("toolbus_sweep_seconds", "summary", text, durations)
+        newest = (core.audit.head or (0,))[0]
+        yield _counter("toolbus_audit_lines", "The number of the newest line of the audit.", newest)
         yield _counter("toolbus_audit_lost", "Lines of the audit that were not written.", core.audit.lost)
         yield _counter("toolbus_spans_dropped", "Spans that no collector got.", self._dropped_spans())
 
     def _identities(self) -> Iterator[Family]:
         core = self._core
         calls, limited = core.calls.metrics.identity_calls, core.calls.metrics.identity_limited
-        yield Family(
-            "toolbus_identity_calls", "counter", "Calls that were sent for an identity.", _top(calls, "identity")
-        )
+        yield _counter("toolbus_identity_calls", "Calls that were sent for an identity.", _top(calls, "identity"))
         text = "Calls of an identity that its quota refused."
-        yield Family("toolbus_identity_limited", "counter", text, _top(limited, "identity"))
+        yield _counter("toolbus_identity_limited", text, _top(limited, "identity"))
         if core.sessions.keyring is None:
             return
         now = time.time()
@@ -171,9 +161,8 @@ class BusMetrics:
                 left[key.identity] = max(left.get(key.identity, 0.0), key.expires - now)
         finite = {name: round(max(0.0, seconds), 1) for name, seconds in left.items() if seconds < float("inf")}
         text = "Seconds until the last key of an identity expires; identities whose key never does are left out."
-        yield _gauge(
-            "toolbus_key_expires_seconds", text, _by("identity", dict(itertools.islice(finite.items(), MAX_KEYS)))
-        )
+        shown = dict(itertools.islice(finite.items(), MAX_KEYS))
+        yield _gauge("toolbus_key_expires_seconds", text, _by("identity", shown))
 
 
 def _by(label: str, values: Mapping[str, float]) -> list[Sample]:
@@ -186,16 +175,12 @@ def _top(counts: Counter[str], label: str = "source") -> list[Sample]:
     return _by(label, dict(most) | ({OTHER: rest} if rest else {}))
 
 
-def _gauge(name: str, text: str, values: float | list[Sample]) -> Family:
-    return _family(name, "gauge", text, values)
-
-
-def _counter(name: str, text: str, value: float) -> Family:
-    return _family(name, "counter", text, value)
-
-
-def _family(name: str, kind: Kind, text: str, values: float | list[Sample]) -> Family:
+def _gauge(name: str, text: str, values: float | list[Sample], kind: Kind = "gauge") -> Family:
     return Family(name, kind, text, values if isinstance(values, list) else [Sample(values, _NO_LABELS)])
+
+
+def _counter(name: str, text: str, values: float | list[Sample]) -> Family:
+    return _gauge(name, text, values, "counter")
 
 
 def _process() -> Iterator[Family]:
@@ -212,13 +197,10 @@ def _process() -> Iterator[Family]:
     started = float(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
     yield _gauge("process_start_time_seconds", "When the bus's process began, in seconds since the epoch.", started)
     yield _gauge("process_virtual_memory_bytes", "Virtual memory of the bus.", int(fields[20]))
-    yield _gauge(
-        "process_resident_memory_bytes", "Resident memory of the bus.", int(fields[21]) * resource.getpagesize()
-    )
+    resident, max_fds = int(fields[21]) * resource.getpagesize(), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    yield _gauge("process_resident_memory_bytes", "Resident memory of the bus.", resident)
     yield _gauge("process_open_fds", "Open file descriptors of the bus.", open_fds)
-    yield _gauge(
-        "process_max_fds", "How many file descriptors the bus may open.", resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    )
+    yield _gauge("process_max_fds", "How many file descriptors the bus may open.", max_fds)
 
 
 log = logging.getLogger("toolbus.metrics")
@@ -236,7 +218,6 @@ class MetricsRoom(Room):
         self._forgetting: asyncio.Task[None] | None = None  # None until started
 
     async def open(self) -> None:
-        """Adds the path."""
         config = self.core.config
         if config.metrics and (config.http != "off" or config.https is not None):
             self.core.rooms.web.add(PATH, self._serve)

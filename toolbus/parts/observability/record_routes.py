@@ -128,7 +128,6 @@ class RecordedCalls(BaseModel):
 
 
 def router() -> APIRouter:
-    """Returns the endpoint."""
     routes = APIRouter(prefix="/api/calls", tags=["bus"], responses=REFUSALS)
 
     @routes.get("", responses={200: {"model": RecordedCalls, "content": {"text/event-stream": {}}}})

@@ -56,7 +56,6 @@ class _Session(requests.Session):  # type: ignore[misc]  # it has no types
     fault = ""
 
     def request(self, *args: Any, **options: Any) -> Any:
-        """Makes a request."""
         try:
             response = super().request(*args, **(options | {"allow_redirects": False}))
         except requests.RequestException as error:
@@ -66,9 +65,8 @@ class _Session(requests.Session):  # type: ignore[misc]  # it has no types
             self.fault = f"{type(root).__name__}: {root}"
             raise
         place = response.headers.get("location") if response.status_code < 400 else None
-        self.fault = (
-            "" if response.status_code < 300 else f"HTTP {response.status_code} {response.reason or ''}".strip()
-        )
+        fault = f"HTTP {response.status_code} {response.reason or ''}".strip()
+        self.fault = "" if response.status_code < 300 else fault
         if place:
             self.fault += f" to {place}: set the address that takes spans, redirects are not followed"
         return response
@@ -123,7 +121,6 @@ class SpanExport:
         return self._overflowed + self._lost + unsent
 
     def start(self) -> None:
-        """Starts the thread."""
         logging.getLogger(_OTEL_LOG).addFilter(self._capture)
         self._thread.start()
 

@@ -85,7 +85,6 @@ def tool_subject(name: str) -> str:
 
 
 def prompt_subject(name: str) -> str:
-    """Returns the subject of a prompt."""
     return f"prompt:{escape_surrogates(name)}"
 
 
@@ -258,7 +257,6 @@ class Fingerprints:
             self._known[source, command] = dict(known)
 
     def sources(self) -> list[str]:
-        """Returns the sources that have fingerprints."""
         with self._guard:
             return list(dict.fromkeys(source for (source, _), known in self._known.items() if known))
 
@@ -366,7 +364,6 @@ class Pins:
     # -- approving ---------------------------------------------------------------------------------------------------
 
     def sources(self) -> list[str]:
-        """Returns the pinned sources that have fingerprints."""
         return [source for source in self._store.sources() if self.pin_of(source)] if self else []
 
     def known(self, source: str) -> Mapping[str, Pinned] | None:

@@ -73,7 +73,6 @@ class PostgresRoom(Room):
             self._watching = asyncio.get_running_loop().create_task(self._watch(self._store), name="toolbus storage")
 
     async def stop(self) -> None:
-        """Stops watching it."""
         if self._watching is not None:
             self._watching.cancel()
         if self._logins is not None:

@@ -75,7 +75,6 @@ class SharedStore(Store):
 
     @property
     def database(self) -> PostgresDriver:
-        """The shared database."""
         assert self._postgres is not None  # `shared_store` has set it
         return self._postgres
 
@@ -171,7 +170,6 @@ class SharedStore(Store):
         return str(self.load(HOMES).get(home, "")), self.database.is_connected(f".{home}")
 
     def now(self) -> float:
-        """Returns the time by the clock of the shared database."""
         return self.database.now()
 
     def secret(self, name: str) -> bytes | None:

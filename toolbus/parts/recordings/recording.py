@@ -151,7 +151,6 @@ class Recorder:
         return f"<Recorder recordings={len(self.recordings)}>"
 
     def begin(self, name: str, recording: Recording) -> None:
-        """Begins a recording."""
         if not self.recordings:
             self._dispatcher.interceptors = (*self._dispatcher.interceptors, self)
         self.recordings[name] = recording

@@ -27,7 +27,6 @@ class RecordingsRoom(Room):
         self._draining = False
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the tool that records."""
         return [self.record_calls]
 
     async def drain(self) -> None:

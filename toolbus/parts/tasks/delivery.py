@@ -182,7 +182,6 @@ def target_of(target: object) -> Target:
 
 
 def body_of(task: Task) -> bytes:
-    """Returns the body that is posted."""
     text = task.text
     truncated = len(text) > MAX_TEXT
     if truncated:

@@ -34,7 +34,6 @@ class TasksRoom(Room):
         core.calls.dispatcher.deadlines.hand_over_to(self.manager)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the tools for tasks."""
         return [*self._tools, self.all_tasks]
 
     def offered(self, group: str) -> Iterable[Callable[..., Any]]:
@@ -42,7 +41,6 @@ class TasksRoom(Room):
         return self._tools if group == "tasks" else []
 
     def provides(self) -> Iterable[object]:
-        """Returns the tasks."""
         return [self.manager]
 
     def routes(self) -> Iterable[str]:

@@ -113,7 +113,6 @@ class TaskRedirected(BaseModel):
 
 
 def router() -> APIRouter:
-    """Returns the endpoints."""
     routes = APIRouter(prefix="/api/tasks", tags=["tasks"], responses=REFUSALS)
     for add in (_lists, _one, _changes):
         add(routes)

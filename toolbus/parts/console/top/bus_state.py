@@ -93,7 +93,6 @@ class ToolState:
 
     @property
     def key(self) -> ToolKey:
-        """Source and name."""
         return self.source, self.name
 
 
@@ -140,7 +139,6 @@ class BusState:
 
     @property
     def known(self) -> bool:
-        """Whether a digest has come."""
         return self.number >= 0
 
     @property

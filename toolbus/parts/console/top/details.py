@@ -24,7 +24,6 @@ _OF_SESSION = (
 
 
 def title_of(line: Any) -> str:
-    """Returns the heading of a detail."""
     match line:
         case ToolLine():
             return f"Tool {line.tool.name}"

@@ -139,7 +139,6 @@ class LiveState:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it stays as it is."""
         return self._held is not None
 
     @property

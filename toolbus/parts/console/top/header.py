@@ -35,12 +35,10 @@ class ViewTab(Static):
         super().__init__(id=f"tab-{view.name}")
 
     def on_click(self, event: Click) -> None:
-        """Shows its table."""
         self.post_message(self.Chosen(self.view))
 
 
 def bus_line(state: BusState, address: str, now: float, loss: ConnectionLoss | None, *, is_paused: bool) -> Content:
-    """Returns which bus it is, and whether it answers."""
     parts: _Parts = [
         (f" toolbus {clean_line(str(state.bus.get('version') or ''))} ", "bold $primary"),
         Content(f" {clean_line(address)}  "),

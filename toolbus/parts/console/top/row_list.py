@@ -76,7 +76,6 @@ class ColumnHeads(Widget):
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Draws the headings."""
         style, width = self.rich_style, self.size.width
         if self._view is None:
             return Strip.blank(width, style)
@@ -179,7 +178,6 @@ class RowList(ScrollView, can_focus=True):
         self._redraw()
 
     def watch_lost(self) -> None:
-        """Draws everything dimmed, or as before."""
         self.redraw()
 
     def _redraw(self) -> None:
@@ -209,7 +207,6 @@ class RowList(ScrollView, can_focus=True):
         self._key = self._lines[self._cursor].key if self._cursor else None
 
     def action_move(self, by: int) -> None:
-        """Moves the cursor."""
         before = self._cursor
         self._move_to(before + by)
         for number in (before, self._cursor):
@@ -239,7 +236,6 @@ class RowList(ScrollView, can_focus=True):
                 self.action_open()
 
     def render_line(self, y: int) -> Strip:
-        """Draws one line of the screen."""
         number, width = self.scroll_offset.y + y, self.size.width
         if number >= len(self._lines):
             empty = self._view.empty if self._view is not None and not self._lines and y == 0 else ""

@@ -74,7 +74,6 @@ class Act:
 
 
 def drain_of(source: str) -> Act:
-    """Returns the drain of a source."""
     name = clean_line(source)
     failed = f"{name} was not drained"
 
@@ -134,7 +133,6 @@ class FactsDialog(_Dialog):
         super().__init__()
 
     def compose(self) -> ComposeResult:
-        """Makes the window."""
         with Vertical(classes="dialog wide"):
             yield Static(Content(clean_line(self._heading)), classes="heading")
             with VerticalScroll():
@@ -174,7 +172,6 @@ class ActDialog(_Dialog):
         super().__init__()
 
     def compose(self) -> ComposeResult:
-        """Makes the window."""
         verb = self._act.verb.lower()
         with Vertical(classes="dialog"):
             yield Static(Content(f"{self._act.verb} {self._shown}"), classes="heading")
@@ -260,7 +257,6 @@ class TopApp(App[int]):
         self._acting: asyncio.Task[None] | None = None  # the last act; None: there was none
 
     def compose(self) -> ComposeResult:
-        """Makes the screen."""
         yield Static(id="bus")
         yield Static(id="figures")
         with Horizontal(id="tabs"):
@@ -273,7 +269,6 @@ class TopApp(App[int]):
         yield Footer(compact=True)
 
     async def on_mount(self) -> None:
-        """Begins to read."""
         self.query_one(RowList).focus()
         self.run_worker(self._read(), exit_on_error=True)
         self.set_interval(self._interval, self.draw)
@@ -289,7 +284,6 @@ class TopApp(App[int]):
     # -- drawing --------------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Draws what changed."""
         view, selection, live = self._view, self._selections[self._view.name], self._live
         base = self.screen_stack[0]
         about_bus = header.bus_line(self.state, self._address, live.now, live.loss, is_paused=live.is_paused)
@@ -315,7 +309,6 @@ class TopApp(App[int]):
     # -- keys -----------------------------------------------------------------------------------------------------
 
     def action_view(self, name: str) -> None:
-        """Shows another table."""
         self._view = next(view for view in VIEWS if view.name == name)
         self.query_one("#filter", Input).value = self._selections[name].filter
         self.draw()
@@ -342,12 +335,10 @@ class TopApp(App[int]):
         self._select(replace(selection, sort=message.word, reverse=reverse))
 
     def action_reverse(self) -> None:
-        """Reverses the order."""
         selection = self._selections[self._view.name]
         self._select(replace(selection, reverse=not selection.reverse))
 
     def action_filter(self) -> None:
-        """Asks for a filter."""
         box = self.query_one("#filter", Input)
         box.add_class("open")
         box.focus()
@@ -362,7 +353,6 @@ class TopApp(App[int]):
         self._close_filter()
 
     def action_no_filter(self) -> None:
-        """Removes the filter."""
         self.query_one("#filter", Input).value = ""
         self._select(replace(self._selections[self._view.name], filter=""))
         self._close_filter()
@@ -372,7 +362,6 @@ class TopApp(App[int]):
         self.query_one(RowList).focus()
 
     def action_pause(self) -> None:
-        """Stops to read, or goes on."""
         self._live.pause()
         self.draw()
 
@@ -382,7 +371,6 @@ class TopApp(App[int]):
         self.call_after_refresh(self.query_one(RowList).redraw)
 
     def action_keys(self) -> None:
-        """Shows the keys."""
         self.push_screen(KeysDialog())
 
     def on_row_list_opened(self, message: RowList.Opened) -> None:
@@ -393,7 +381,6 @@ class TopApp(App[int]):
         )
 
     def action_exit(self, code: int) -> None:
-        """Ends the screen."""
         self.exit(code)
 
     # -- acts ---------------------------------------------------------------------------------------------------------

@@ -113,7 +113,6 @@ class ToolLine:
 
     @property
     def source(self) -> str:
-        """Whose line it is."""
         return self.tool.source
 
     @property
@@ -136,7 +135,6 @@ class SourceLine:
 
     @property
     def source(self) -> str:
-        """Whose line it is."""
         return self.name
 
     @property
@@ -168,7 +166,6 @@ class CallLine:
 
     @property
     def source(self) -> str:
-        """Whose line it is."""
         return str(self.call.get("source", ""))
 
     @property
@@ -200,7 +197,6 @@ class FailureLine:
 
     @property
     def source(self) -> str:
-        """Whose line it is."""
         return str(self.newest["source"])
 
     @property
@@ -211,7 +207,6 @@ class FailureLine:
 
     @property
     def newest(self) -> Row:
-        """The record of the newest one."""
         return self.failure.newest
 
     @property

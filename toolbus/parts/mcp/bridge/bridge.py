@@ -387,7 +387,6 @@ class Bridge:
                 self._fail(each, unknown, "UNKNOWN", retry_safe=False)
 
     def from_bus(self, line: bytes) -> None:
-        """Takes a line from the bus."""
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):

@@ -55,7 +55,6 @@ def handshake(method: str, params: Json, known: Json, why: str) -> Json:
 
 
 def empty_list(method: str, modern: bool) -> Json:
-    """Returns the result of an empty list."""
     more: Json = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"} if modern else {}
     return {LISTS[method]: [], **more}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import logging
@@ -16,11 +15,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
 
 from toolbus.bus.keys.private_files import Stamp, make_directory, read_private, stamp_of, write_private
 from toolbus.common.text import clean_line, quote
@@ -57,11 +59,6 @@ class LoginKeeper(Protocol):
         """Lets one bus at a time renew the token of a file, with what the one before it wrote."""
 
 
-@contextlib.asynccontextmanager
-async def _alone(path: Path) -> AsyncIterator[None]:
-    yield
-
-
 class TokenAuthorization:
     """The token of one mount.
 
@@ -90,7 +87,7 @@ class TokenAuthorization:
         self._url = url
         self._path = path
         self._how = how or login_command(name, url)
-        self._exclusive = _alone if keeper is None else keeper.exclusive
+        self._keeper = keeper
         self._command = command
         self._clock = clock
         self._stamp: Stamp = None  # of the file when it was last read
@@ -125,7 +122,8 @@ class TokenAuthorization:
             name.lower() == "www-authenticate" and "insufficient_scope" in value for name, value in challenge.headers
         ):
             return False
-        async with self._renewing, self._exclusive(self._path):
+        alone = contextlib.nullcontext() if self._keeper is None else self._keeper.exclusive(self._path)
+        async with self._renewing, alone:
             header = await self.header()
             if header and header != challenge.used:
                 return True
@@ -167,7 +165,7 @@ class TokenAuthorization:
         """Runs the helper. Returns why it failed; "" on success."""
         if not has_extra():
             return f"the extra {EXTRA} is not installed"
-        refusal = {**dataclasses.asdict(challenge), "body": challenge.body.decode("utf-8", "replace")}
+        refusal = msgspec.to_builtins(challenge)
         request = json.dumps({"url": self._url, "path": str(self._path), "challenge": refusal}).encode() + b"\n"
         process = await start_helper(self._command)
         try:
@@ -232,17 +230,18 @@ class Tokens:
 
 
 def token_path(directory: Path, name: str) -> Path:
-    """Returns the path of a mount's tokens.
-
-    Args:
-        directory: the data directory.
-    """
+    """Returns the path of a mount's tokens in a data directory."""
     return directory / FOLDER / f"{name}.json"
 
 
 def users_path(directory: Path, name: str) -> Path:
     """Returns the folder of what belongs to the users of a mount."""
     return directory / USERS_FOLDER / name
+
+
+def query_field(url: str, field: str) -> str:
+    """Returns the first value of a field in a URL's query; "" for none."""
+    return parse_qs(urlsplit(url).query).get(field, [""])[0]
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class BusHandler(MountHandler):
         """Sends a call, or refuses it."""
         self.used_at = now
         if self._link is None:  # its tools have just gone offline
-            self.end(call, failure(Code.UNAVAILABLE, self._why, Stage.NOT_DISPATCHED, retry_safe=True))
+            self.refuse(call, self._why)
             return
         if call.trace is not None:
             call.trace.sent = now
@@ -158,23 +158,15 @@ class BusHandler(MountHandler):
             if self._outs.get(call.id) is not out:
                 continue  # it was cancelled
             if isinstance(item, Progress):
-                self._dispatcher.progress(self, [_progress_of(call, item)], now)
+                message = pb.ToolProgress(call_id=call.id, message=item.message, output_chunk=item.chunk)
+                message.progress, message.total = item.progress, item.total
+                message.content.extend(item.content)
+                self._dispatcher.progress(self, [message], now)
             else:
                 del self._outs[call.id]
                 results.append(_result_of(call, item))
         self.used_at = now
         self._dispatcher.results(self, results, now)
-
-
-def _progress_of(call: Call, item: Progress) -> pb.ToolProgress:
-    return pb.ToolProgress(
-        call_id=call.id,
-        progress=item.progress,
-        total=item.total,
-        message=item.message,
-        output_chunk=item.chunk,
-        content=item.content,
-    )
 
 
 def _result_of(call: Call, result: Result) -> pb.ToolResult:
@@ -236,7 +228,6 @@ class BusMount(Mount):
         await super().stop()
 
     def restart(self) -> None:
-        """Connects anew."""
         super().restart()
         self._changed.set()
 
@@ -253,7 +244,6 @@ class BusMount(Mount):
             self._show_live()
 
     def status(self) -> MountStatus:
-        """Returns the current status."""
         return dataclasses.replace(super().status(), era="bus" if self._peer is not None else "")
 
     # -- life ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ questions and is made again with the answers. Between the two, the server's side
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -18,7 +19,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -52,6 +53,7 @@ ELICITATION = "elicitation/create"
 QUESTIONS = {"sampling/createMessage": "sampling", "roots/list": "roots"}  # elicitation has two modes
 
 
+@dataclass(slots=True, eq=False)
 class SentCall:
     """The server's side of one call; it outlives the call of the bus while it is parked.
 
@@ -65,17 +67,14 @@ class SentCall:
         task: the server's task that runs the call; None without one.
     """
 
-    __slots__ = ("accepts", "attempts", "call", "outcome", "question_count", "questions", "request", "task")
-
-    def __init__(self, call: Call) -> None:
-        self.call: Call | None = call
-        self.request = call.id
-        self.accepts: Collection[str] = call.exchange.accepts if call.exchange is not None else ()
-        self.question_count = 0
-        self.attempts = 1
-        self.questions: dict[str, Incoming] = {}
-        self.outcome: tuple[msgspec.Raw | None, Exception | None] | None = None
-        self.task: RemoteTask | None = None
+    call: Call | None
+    request: str
+    accepts: Collection[str]
+    attempts: int = 1
+    question_count: int = 0
+    questions: dict[str, Incoming] = field(default_factory=dict)
+    outcome: tuple[msgspec.Raw | None, Exception | None] | None = None
+    task: RemoteTask | None = None
 
 
 class HandlerOwner(Protocol):
@@ -199,14 +198,14 @@ class MountHandler:
         """Ends the calls that wait for a server, since it will not start."""
         queue, self._queue = self._queue, {}
         for call, _ in queue.values():
-            self.end(call, failure(Code.UNAVAILABLE, why, Stage.NOT_DISPATCHED, retry_safe=True))
+            self.refuse(call, why)
 
     def ask_waiting(self, error: NeedsLogin) -> None:
         """Has the owner take over the calls that wait for a server, since their user has to log in."""
         queue, self._queue = self._queue, {}
         for call, _ in queue.values():
             if not self._owner.take_login(call, error):
-                self.end(call, failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
+                self.refuse(call, str(error))
 
     # -- calls (`Handler`) --------------------------------------------------------------------------------------------
 
@@ -218,7 +217,7 @@ class MountHandler:
             self.pass_on(call, now)
         for call in calls[passed:]:
             text = f"mount {self.source!r} runs at most {self._quota.rate:g} calls a second (rate): retry later"
-            self.end(call, failure(Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, wait=wait))
+            self.refuse(call, text, Code.OVERLOADED, wait)
 
     def pass_on(self, call: Call, now: float) -> None:
         """Sends a call, or queues it until a server is ready."""
@@ -251,8 +250,7 @@ class MountHandler:
             return
         ours = call.entry.bare_name
         theirs = self._front.names.get(ours, ours)
-        sent = SentCall(call)
-        sent.attempts = attempt
+        sent = SentCall(call, call.id, exchange.accepts if exchange is not None else (), attempt)
         self._sent[call.id] = sent
         if call.trace is not None:
             call.trace.sent = time.monotonic()
@@ -263,16 +261,14 @@ class MountHandler:
                 functools.partial(self._answered, sent),
                 request=call.id,
                 name=theirs,
-                accepts=exchange.accepts if exchange is not None else (),
+                accepts=sent.accepts,
                 on_progress=functools.partial(self._progressed, sent),
                 headers=self._headers(ours, call.arguments_json),
                 more_meta=write_trace(call.trace) if call.trace is not None else b"",
             )
         except Busy as error:
             del self._sent[call.id]
-            self.end(
-                call, failure(Code.OVERLOADED, str(error), Stage.NOT_DISPATCHED, retry_safe=True, wait=BUSY_SECONDS)
-            )
+            self.refuse(call, str(error), Code.OVERLOADED, BUSY_SECONDS)
         except Lost:  # `McpConnection.closed` follows
             del self._sent[call.id]
             self._queue[call.id] = (call, attempt)
@@ -355,11 +351,8 @@ class MountHandler:
                 why = str(fault)
         if not why:
             return answer
-        self._owner.output_broken(
-            name,
-            f"a result of {name} breaks its own output schema ({shorten(why, 300)}): it is passed on as text, and the "
-            "schema is no longer offered",
-        )
+        broken = f"a result of {name} breaks its own output schema ({shorten(why, 300)})"
+        self._owner.output_broken(name, f"{broken}: it is passed on as text, and the schema is no longer offered")
         return without_structure(answer)
 
     def _repeats_older(self, sent: SentCall, call: Call, text: str) -> bool:
@@ -387,7 +380,7 @@ class MountHandler:
                 if self._connection is not None:  # over HTTP, a connection outlives the server's process
                     asyncio.get_running_loop().call_later(RESEND_SECONDS, self._send_again, call)
             elif not isinstance(error, NeedsLogin) or not self._owner.take_login(call, error):
-                self.end(call, failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
+                self.refuse(call, str(error))
             return
         del self.pending[call.id]
         if error.stage is Stage.ACCEPTED:
@@ -399,6 +392,10 @@ class MountHandler:
         finally:
             self._front.takes_calls = True
 
+    def refuse(self, call: Call, text: str, code: Code = Code.UNAVAILABLE, wait: float = 0.0, reason: str = "") -> None:
+        """Ends a call that was not sent, and may be made again, after some seconds if it names them."""
+        self.end(call, failure(code, text, Stage.NOT_DISPATCHED, retry_safe=True, reason=reason, wait=wait))
+
     def end(self, call: Call, result: pb.ToolResult) -> None:
         """Ends a call with a result."""
         result.call_id = call.id
@@ -408,28 +405,22 @@ class MountHandler:
     # -- progress and log ---------------------------------------------------------------------------------------------
 
     def _progressed(self, sent: SentCall, params: Mapping[str, Any]) -> None:
+        number, total = number_of(params.get("progress")), number_of(params.get("total"))
+        self._report(sent, str(params.get("message") or ""), number, total)
+
+    def _report(self, sent: SentCall, message: str, number: float = 0.0, total: float = 0.0) -> None:
+        """Reports progress to the caller, unless the call is parked."""
         if sent.call is not None:
-            self._dispatcher.progress(
-                self._front,
-                [
-                    pb.ToolProgress(
-                        call_id=sent.call.id,
-                        progress=number_of(params.get("progress")),
-                        total=number_of(params.get("total")),
-                        message=str(params.get("message") or ""),
-                    )
-                ],
-                time.monotonic(),
-            )
+            progress = pb.ToolProgress(call_id=sent.call.id, progress=number, total=total, message=message)
+            self._dispatcher.progress(self._front, [progress], time.monotonic())
 
     def log_message(self, text: str, stream: str = "") -> None:
         """Sends a log message of the server to the caller whose call it belongs to, if that is known."""
         sent = self._sent.get(stream) or self._of_request(stream)
         if sent is None and len(self._sent) == 1:
             sent = next(iter(self._sent.values()))
-        if sent is not None and sent.call is not None:
-            message = pb.ToolProgress(call_id=sent.call.id, message=text)
-            self._dispatcher.progress(self._front, [message], time.monotonic())
+        if sent is not None:
+            self._report(sent, text)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -438,28 +429,23 @@ class MountHandler:
 
         Any other request is refused at once, also while the server starts: it may wait for the answer.
         """
-        needs = QUESTIONS.get(incoming.method)
+        needs = QUESTIONS.get(incoming.method, "")
         if incoming.method == ELICITATION:
             needs = "elicitation.url" if incoming.params.get("mode") == "url" else "elicitation.form"
-        if needs is None:
-            connection.refuse(incoming, McpCode.METHOD_NOT_FOUND, f"the bus does not know {incoming.method!r}")
-            return
-        sent = self._call_of(incoming)
-        if sent is None and needs not in LEGACY_ACCEPTS:
-            text = f"the bus does not declare {needs}, and no call runs that accepts it"
-            connection.refuse(incoming, McpCode.METHOD_NOT_FOUND, text)
-            return
-        if sent is None:
-            text = f"{incoming.method} outside of a call, or while calls of several users run: no user can be asked"
-            connection.refuse(incoming, McpCode.INVALID_REQUEST, text)
-            return
-        if needs not in sent.accepts:
-            text = f"the caller of this tool cannot be asked: it does not accept {needs}"
-            connection.refuse(incoming, McpCode.INVALID_REQUEST, text)
+        sent = self._call_of(incoming) if needs else None
+        code, why = McpCode.INVALID_REQUEST, ""
+        if not needs:
+            code, why = McpCode.METHOD_NOT_FOUND, f"the bus does not know {incoming.method!r}"
+        elif sent is None and needs not in LEGACY_ACCEPTS:
+            code, why = McpCode.METHOD_NOT_FOUND, f"the bus does not declare {needs}, and no call runs that accepts it"
+        elif sent is None:
+            why = f"{incoming.method} outside of a call, or while calls of several users run: no user can be asked"
+        elif needs not in sent.accepts:
+            why = f"the caller of this tool cannot be asked: it does not accept {needs}"
         elif len(sent.questions) >= MAX_QUESTIONS or (sent.call is not None and self._parked.is_full):
-            connection.refuse(
-                incoming, McpCode.INTERNAL, "too many questions of this server wait for answers: ask later"
-            )
+            code, why = McpCode.INTERNAL, "too many questions of this server wait for answers: ask later"
+        if sent is None or why:
+            connection.refuse(incoming, code, why)
         else:
             sent.question_count += 1
             sent.questions[f"question-{sent.question_count}"] = incoming
@@ -496,10 +482,8 @@ class MountHandler:
         sent = self._parked.take(state, _owner(call))
         connection = self._connection
         if sent is None or connection is None:
-            text = (
-                "these answers belong to no waiting call: it has expired, or the server was restarted; call again "
-                "without answers"
-            )
+            why = "it has expired, or the server was restarted; call again without answers"
+            text = f"these answers belong to no waiting call: {why}"
             self.end(call, failure(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED))
             return
         answers = json.loads(responses_json or "{}")
@@ -530,9 +514,8 @@ class MountHandler:
             self._answered(sent, raw, error)
         elif call is not None and state.get("status") == "input_required":
             self._park(sent, call, state.get("inputRequests") or {})
-        elif call is not None and state.get("statusMessage"):
-            message = pb.ToolProgress(call_id=call.id, message=str(state["statusMessage"]))
-            self._dispatcher.progress(self._front, [message], time.monotonic())
+        elif state.get("statusMessage"):
+            self._report(sent, str(state["statusMessage"]))
 
 
 def _owner(call: Call | None) -> tuple[str, ...]:
@@ -687,11 +670,10 @@ class RemoteTask:
             if status in ENDS:
                 self._on_change(state, None if "result" in state else _why(state))
                 return
+            if status == "input_required" or state.get("statusMessage") != before.get("statusMessage"):
+                self._on_change(state, None)
             if status == "input_required":
-                self._on_change(state, None)
                 return
-            if state.get("statusMessage") != before.get("statusMessage"):
-                self._on_change(state, None)
 
     def _interval(self) -> float:
         milliseconds = self._state.get("pollIntervalMs")
@@ -701,12 +683,9 @@ class RemoteTask:
         return min(max(seconds, MIN_POLL_SECONDS), MAX_POLL_SECONDS)
 
     async def _quietly(self, method: str, params: Mapping[str, Any]) -> None:
-        try:
-            await self._connection.request(
-                method, {"taskId": self.id, **params}, name=self.id, timeout=MAX_POLL_SECONDS
-            )
-        except (RpcError, Lost, Busy, TimeoutError):  # the next poll shows the effect
-            pass
+        fields = {"taskId": self.id, **params}
+        with contextlib.suppress(RpcError, Lost, Busy, TimeoutError):  # the next poll shows the effect
+            await self._connection.request(method, fields, name=self.id, timeout=MAX_POLL_SECONDS)
 
 
 def _why(state: Mapping[str, Any]) -> RpcError:

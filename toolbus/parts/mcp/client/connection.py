@@ -491,7 +491,6 @@ class _Discovered:
 
 
 async def _discover(connection: McpConnection, *, probes: bool) -> _Discovered:
-    """Sends `server/discover`."""
     asking = asyncio.create_task(_request_discover(connection, eras.NEWEST))
     try:
         if probes and connection.transport.shares_one_pipe:

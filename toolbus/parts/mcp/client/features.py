@@ -60,15 +60,12 @@ class MountFeatures:
         return f"<MountFeatures {self.source} {' '.join(self.capabilities)}>"
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        """Returns the declared prompts."""
         return self._lists.get("prompts", ())
 
     def resources(self) -> Sequence[dict[str, Any]]:
-        """Returns the declared resources."""
         return self._lists.get("resources", ())
 
     def templates(self) -> Sequence[dict[str, Any]]:
-        """Returns the declared templates of resources."""
         return self._lists.get("templates", ())
 
     async def request(self, method: str, params: Mapping[str, Any], asker: Requester) -> dict[str, Any]:
@@ -223,7 +220,6 @@ class Listening:
             self._ended(None, error)
 
     def close(self) -> None:
-        """Ends the listen."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

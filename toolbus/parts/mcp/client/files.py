@@ -273,7 +273,8 @@ class OwnMounts:
     def entries(self) -> dict[str, Any]:
         """Returns the entries as written, by name."""
         document = self._load()
-        return {name: reader.value for table in TABLES for name, reader in _entries(document, table, self.path).items()}
+        tables = [Reader(document[table], f"{self.path}: {table}") for table in TABLES if table in document]
+        return {name: reader.value for table in tables for name, reader in table.entries().items()}
 
     def add(self, entries: Mapping[str, Any], *, replace: bool = False) -> None:
         """Adds all entries, or none if one of the names exists.
@@ -337,10 +338,5 @@ class OwnMounts:
             raise SetupError(f"{directory} cannot be used: {error.strerror or error}: let this user write it") from None
 
 
-def _entries(document: dict[str, Any], table: str, path: Path) -> dict[str, Reader]:
-    return Reader(document[table], f"{path}: {table}").entries() if table in document else {}
-
-
 def _remove(document: dict[str, Any], name: str) -> bool:
-    removed = [document[table].pop(name) for table in TABLES if name in document.get(table, {})]
-    return bool(removed)
+    return bool([document[table].pop(name) for table in TABLES if name in document.get(table, {})])

@@ -96,7 +96,15 @@ class _Head(msgspec.Struct):
     result: msgspec.Raw = msgspec.Raw(b"")
 
 
-_head = msgspec.json.Decoder(_Head)
+_decoder = msgspec.json.Decoder(_Head)
+
+
+def _head_of(message: bytes) -> _Head | None:
+    """Returns the head of a message; None if it cannot be read."""
+    try:
+        return _decoder.decode(message)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 class HttpTransport:
@@ -274,19 +282,14 @@ class HttpTransport:
         raise Lost(text, Stage.NOT_DISPATCHED if status in (404, 405, 415) else Stage.DISPATCHED)
 
     def _take_answer(self, request: RequestId, body: bytes) -> None:
-        try:
-            head = _head.decode(body)
-        except (msgspec.DecodeError, RecursionError):
-            head = None
+        head = _head_of(body)
         if head is not None and head.id is None and head.error:  # the server could not read the id
             self._take_refusal(Outgoing(b"", request), 200, body)
             return
         if head is None or head.id not in (request, other_form(request)) or head.method:
             shown = quote(shorten(body.decode("utf-8", "replace"), 200))
-            raise Lost(
-                f"server {self._name!r} answered with something that is not a response to the request: {shown}",
-                Stage.ACCEPTED,
-            )
+            why = f"answered with something that is not a response to the request: {shown}"
+            raise Lost(f"server {self._name!r} {why}", Stage.ACCEPTED)
         self._owner.received(body, str(request))
 
     # -- streams of events --------------------------------------------------------------------------------------------
@@ -311,12 +314,9 @@ class HttpTransport:
 
     def _take_event(self, data: bytes, stream: str, request: RequestId | None) -> bool:
         """Delivers a message; tells whether it answers the request of the stream."""
-        try:
-            head = _head.decode(data)
-        except (msgspec.DecodeError, RecursionError):
-            head = _Head(method="?")  # the receiver logs the message
-        self._owner.received(data, stream)
-        if head.method or head.id is None:
+        head = _head_of(data)
+        self._owner.received(data, stream)  # which logs what cannot be read
+        if head is None or head.method or head.id is None:
             return False
         if request is not None and head.id in (request, other_form(request)):
             return True
@@ -410,7 +410,6 @@ class HttpTransport:
 
 LAST_EVENT = "Last-Event-ID"
 _POST = {"Content-Type": "application/json", "Accept": f"application/json, {EVENTS}"}
-_LISTS = ("tools", "prompts", "resources")
 
 
 class LegacySession:
@@ -570,9 +569,9 @@ class LegacySession:
         parser = SseParser(MAX_EVENT_BYTES)
         async for chunk in response.content.iter_any():
             for event in parser.feed(chunk):
-                with contextlib.suppress(msgspec.DecodeError, RecursionError):
-                    if not _head.decode(event.data).method:
-                        return event.data
+                head = _head_of(event.data)
+                if head is not None and not head.method:
+                    return event.data
                 if event.data:
                     self._receiver().received(event.data)
         return b""
@@ -580,5 +579,5 @@ class LegacySession:
 
 def relist(receiver: Receiver) -> None:
     """Has the lists read again: they may have changed while no stream was open."""
-    for each in _LISTS:
+    for each in eras.LIST_CHANGES:
         receiver.received(jsonrpc.notification(f"notifications/{each}/list_changed"))

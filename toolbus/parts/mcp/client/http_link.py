@@ -75,7 +75,6 @@ class HttpLink:
         self._session = open_session([self._url])
 
     async def close(self) -> None:
-        """Closes every connection."""
         session, self._session = self._session, None
         if self._authorization is not None:
             await self._authorization.close()
@@ -141,10 +140,8 @@ class HttpLink:
                 f"{self._url} --login`, or write its Authorization into the headers of the mount",
                 challenge,
             )
-        raise Lost(
-            f"server {self._name!r} answered 403{detail}: ask its operator for permission to do this",
-            Stage.NOT_DISPATCHED,
-        )
+        text = f"server {self._name!r} answered 403{detail}: ask its operator for permission to do this"
+        raise Lost(text, Stage.NOT_DISPATCHED)
 
     def _redirected(self, url: str, response: aiohttp.ClientResponse) -> str:
         target = urljoin(url, response.headers.get("Location", ""))
@@ -205,16 +202,9 @@ def open_session(urls: Collection[str], *, trusts_private: bool = False) -> aioh
         urls: as the operator wrote them; private addresses in them are allowed.
         trusts_private: whether every private address is allowed.
     """
+    resolver = None if trusts_private else PublicResolver(frozenset(urlsplit(url).hostname or "" for url in urls))
     return aiohttp.ClientSession(
-        connector=Connector(
-            None,
-            limit=0,
-            resolver=None
-            if trusts_private
-            else PublicResolver(frozenset(urlsplit(url).hostname or "" for url in urls)),
-            ttl_dns_cache=10,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
-        ),
+        connector=Connector(None, limit=0, resolver=resolver, ttl_dns_cache=10, keepalive_timeout=KEEP_ALIVE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"User-Agent": f"toolbus/{VERSION}", "Accept-Encoding": "identity"},
@@ -261,11 +251,8 @@ class PublicResolver(AbstractResolver):
             return addresses
         public = [each for each in addresses if ipaddress.ip_address(each["host"]).is_global]
         if not public:
-            raise OSError(
-                None,
-                f"{quote(host)} is at {addresses[0]['host']}, which is not public: write the address itself into "
-                "the url of the mount if you mean it",
-            )
+            where = f"{quote(host)} is at {addresses[0]['host']}, which is not public"
+            raise OSError(None, f"{where}: write the address itself into the url of the mount if you mean it")
         return public
 
     async def close(self) -> None:

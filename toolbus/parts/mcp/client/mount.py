@@ -208,7 +208,6 @@ class Mount:
 
     @property
     def name(self) -> str:
-        """The source of its tools."""
         return self.entry.name
 
     @property
@@ -347,7 +346,6 @@ class Mount:
             self.offer.take_offline(reason)
 
     def _refused(self, error: NeedsLogin) -> None:
-        """Waits for a login."""
         self._give_up(MountState.NEEDS_LOGIN, str(error), FIX_LOGIN.format(name=self.name))
 
     def take_login(self, call: Call, error: NeedsLogin) -> bool:
@@ -384,9 +382,8 @@ class Mount:
                     connection = self._connect()
                     peer = await self._handshake(connection, False)
                 listing = await read_lists(connection, peer) if self.offers else None
-            self._speaks_only_modern = self._speaks_only_modern or (
-                known is not None and not known.modern and peer.modern
-            )
+            if known is not None and not known.modern and peer.modern:
+                self._speaks_only_modern = True
             self._peer = peer
             if listing is not None:
                 await self.offer.take(peer, listing)

@@ -197,9 +197,8 @@ class Mounts:
         async def program() -> ServerProgram:
             values = dict.fromkeys(USER_REFERENCES, "")  # the server that lists has no user
             if user is not None:
-                used = [
-                    name for name in USER_REFERENCES if f"${{{name}}}" in "\n".join((*entry.args, *entry.env.values()))
-                ]
+                texts = "\n".join((*entry.args, *entry.env.values()))
+                used = [name for name in USER_REFERENCES if f"${{{name}}}" in texts]
                 if "\0" in user.id:
                     raise Lost("cannot run for a user whose id holds a NUL", Stage.NOT_DISPATCHED)
                 values["user:id"] = user.id
@@ -208,9 +207,7 @@ class Mounts:
                 if "user:token" in used and exchange is not None:
                     values["user:token"] = await exchange.token(user)
                     mount = self._mounts.get(entry.name)
-                    if isinstance(
-                        mount, PerUserMount
-                    ):  # a process keeps its variables: the next one gets another token
+                    if isinstance(mount, PerUserMount):  # a process keeps its variables: the next gets another token
                         asyncio.get_running_loop().call_later(exchange.seconds(user), mount.end_when_idle, user)
             return ServerProgram(
                 (entry.command, *(_filled(each, values) for each in entry.args)),
@@ -266,14 +263,12 @@ class MountOutput:
         return rows
 
     async def read(self, plugin: str, lines: int, since: int, wait_seconds: float) -> dict[str, Any]:
-        """Returns lines of one mount."""
         if not self._tails.has(plugin):
             self._find(plugin)
             return {"lines": [], "lost": 0, "next": 0}
         return await self._tails.read(plugin, lines, since, wait_seconds)
 
     def restart(self, plugin: str) -> None:
-        """Restarts a server."""
         self._find(plugin).restart()
 
     def stop(self, plugin: str) -> None:
@@ -284,9 +279,8 @@ class MountOutput:
         for mount in self._mounts():
             if mount.name == name:
                 return mount
-        raise InvalidRequest(
-            f"there is no mount {quote(name)}; there are: {list_names(each.name for each in self._mounts())}"
-        )
+        names = list_names(each.name for each in self._mounts())
+        raise InvalidRequest(f"there is no mount {quote(name)}; there are: {names}")
 
 
 # -- logins ------------------------------------------------------------------------------------------------------------

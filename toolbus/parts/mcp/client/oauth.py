@@ -23,10 +23,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 import httpx2
+import msgspec
 from aiohttp import web
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.client.auth.exceptions import OAuthRegistrationError, OAuthTokenError
@@ -43,7 +44,7 @@ from pydantic import BaseModel, ValidationError
 from toolbus.bus.keys.private_files import locked, make_directory
 from toolbus.common.text import clean_line, quote, shorten
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.authorization import read_document, token_path, tokens_of, write_document
+from toolbus.parts.mcp.client.authorization import query_field, read_document, token_path, tokens_of, write_document
 from toolbus.parts.mcp.client.http_link import MAX_ERROR_BYTES, is_private_host, open_session, read_body
 from toolbus.parts.mcp.client.transport import Challenge
 from toolbus.parts.mcp.messages import eras, headers, jsonrpc
@@ -83,7 +84,6 @@ class TokenStore:
         self.save()
 
     def save(self) -> None:
-        """Writes the file."""
         if self._path is not None:
             write_document(self._path, self.document)
 
@@ -102,14 +102,9 @@ class StoredProvider(OAuthClientProvider):
         client_metadata_url: str | None = None,
         expired: bool = False,
     ) -> None:
-        metadata = OAuthClientMetadata.model_validate(
-            {
-                "client_name": "toolbus",
-                "redirect_uris": [redirect_uri],
-                "grant_types": ["authorization_code", "refresh_token"],
-                "response_types": ["code"],
-            }
-        )
+        about = {"client_name": "toolbus", "redirect_uris": [redirect_uri], "response_types": ["code"]}
+        about["grant_types"] = ["authorization_code", "refresh_token"]
+        metadata = OAuthClientMetadata.model_validate(about)
         super().__init__(url, metadata, store, show, wait, client_metadata_url)
         self._store = store
         self._expired = expired
@@ -178,12 +173,11 @@ async def _send(session: aiohttp.ClientSession, request: httpx2.Request, server:
     """Makes a request of the SDK."""
     url = str(request.url)
     host = request.url.host
+    shown = quote(shorten(url, 200))
     if is_private_host(host) and not is_private_host(urlsplit(server).hostname or ""):
-        raise OAuthFlowError(
-            f"the server names {quote(shorten(url, 200))}, which is not a public address: nothing is sent"
-        )
+        raise OAuthFlowError(f"the server names {shown}, which is not a public address: nothing is sent")
     if request.url.scheme != "https" and not is_private_host(host):
-        raise OAuthFlowError(f"the server names {quote(shorten(url, 200))}, which is not https: nothing is sent")
+        raise OAuthFlowError(f"the server names {shown}, which is not https: nothing is sent")
     body = await request.aread()
     headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "content-length")}
     headers["accept-encoding"] = "identity"
@@ -196,7 +190,7 @@ async def _send(session: aiohttp.ClientSession, request: httpx2.Request, server:
             plain = [(name, value) for name, value in response.headers.items() if name.title() not in BODY_HEADERS]
             return httpx2.Response(response.status, headers=plain, content=content, request=request)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise OAuthFlowError(f"{quote(shorten(url, 200))} does not answer: {error}") from None
+        raise OAuthFlowError(f"{shown} does not answer: {error}") from None
 
 
 def _read(kind: type[Record], document: object) -> Record | None:
@@ -235,35 +229,27 @@ def login(
     Raises:
         SetupError: the login failed; the text says how to fix it.
     """
-    return asyncio.run(_login(directory, name, url, show, open_browser, client))
-
-
-async def _login(
-    directory: Path,
-    name: str,
-    url: str,
-    show: Callable[[str], object],
-    open_browser: Callable[[str], object],
-    client: tuple[str, str],
-) -> bool:
-    challenge = await _challenge_of(url)
-    if challenge is None:
-        return False
 
     async def agree(page: str) -> None:
         if page.startswith(("https://", "http://")) and page.isprintable():
             show(f"Agree in the browser; if none opens, visit\n  {page}")
             await asyncio.to_thread(open_browser, page)
 
-    disabled = logging.root.manager.disable
-    logging.disable()  # the SDK's log could contain tokens
-    try:
-        await get_token(TokenRequest(url, token_path(directory, name), challenge, client=client), agree)
-    except ERRORS as error:
-        raise SetupError(f"the login at {url} failed: {failure_of(error)}") from None
-    finally:
-        logging.disable(disabled)
-    return True
+    async def log_in() -> bool:
+        challenge = await _challenge_of(url)
+        if challenge is None:
+            return False
+        disabled = logging.root.manager.disable
+        logging.disable()  # the SDK's log could contain tokens
+        try:
+            await get_token(TokenRequest(url, token_path(directory, name), challenge, client=client), agree)
+        except ERRORS as error:
+            raise SetupError(f"the login at {url} failed: {failure_of(error)}") from None
+        finally:
+            logging.disable(disabled)
+        return True
+
+    return asyncio.run(log_in())
 
 
 async def _challenge_of(url: str) -> Challenge | None:
@@ -290,37 +276,72 @@ async def _challenge_of(url: str) -> Challenge | None:
             body = await read_body(response, MAX_ERROR_BYTES)
             return Challenge(response.status, tuple(response.headers.items()), body, "", eras.NEWEST)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise SetupError(
-            f"{url} does not answer ({str(error) or 'in time'}): correct the url, or try again later"
-        ) from None
+        why = str(error) or "in time"
+        raise SetupError(f"{url} does not answer ({why}): correct the url, or try again later") from None
 
 
 # -- the program -------------------------------------------------------------------------------------------------------
 
 LOGIN_SECONDS = 300.0  # for a user to agree
 REFRESH_SECONDS = 60.0
-ERRORS = (
-    OAuthFlowError,
-    OAuthRegistrationError,
-    OAuthTokenError,
-    httpx2.HTTPError,
-    SetupError,
-    TimeoutError,
-)  # of `get_token`
+ERRORS = (  # of `get_token`
+    *(OAuthFlowError, OAuthRegistrationError, OAuthTokenError),
+    *(httpx2.HTTPError, SetupError, TimeoutError),
+)
 _PAGE = "<!doctype html><meta charset=utf-8><title>toolbus</title><p>{text} You can close this page."
 
 
-class Loopback:
-    """Receives the code from the browser, on a port of this machine (RFC 8252).
+class Relay:
+    """Receives the code through the bus, which listens and compares the state.
 
     Attributes:
         redirect_uri: where the browser is sent.
     """
 
-    def __init__(self) -> None:
-        self.redirect_uri = ""
-        self._state = ""  # of the login that waits
+    def __init__(self, redirect_uri: str) -> None:
+        self.redirect_uri = redirect_uri
         self._result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
+
+    async def open(self, registered: str) -> None:
+        """Listens, if possible where the registered redirect URI leads."""
+
+    def expect(self, page: str) -> None:
+        """Waits for the redirect of this page."""
+
+    def answer(self, fields: Mapping[str, str]) -> None:
+        """Takes the parameters of the redirect, once."""
+        if self._result.done():
+            return
+        if "code" in fields:
+            known = {name: fields[name] for name in ("code", "state", "iss") if name in fields}
+            self._result.set_result(AuthorizationCodeResult.model_validate(known))
+            return
+        why = shorten(clean_line(fields.get("error_description") or fields.get("error") or "it gave no code"), 200)
+        self._result.set_exception(OAuthFlowError(f"the authorization server refused: {why}"))
+
+    async def wait(self) -> AuthorizationCodeResult:
+        """Returns the parameters of the redirect.
+
+        Raises:
+            OAuthFlowError: the login was refused, or no user agreed in time.
+        """
+        try:
+            async with asyncio.timeout(LOGIN_SECONDS):
+                return await self._result
+        except TimeoutError:
+            raise OAuthFlowError(f"no user agreed within {LOGIN_SECONDS:.0f} s: log in again") from None
+
+    async def close(self) -> None:
+        """Ends the wait."""
+        self._result.cancel()
+
+
+class Loopback(Relay):
+    """Receives the code from the browser, on a port of this machine (RFC 8252)."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self._state = ""  # of the login that waits
         app = web.Application()
         app.router.add_get("/callback", self._take)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -336,19 +357,11 @@ class Loopback:
 
     def expect(self, page: str) -> None:
         """Waits for the redirect of this page: only one with its state, which no other program knows, counts."""
-        self._state = _first(page, "state")
-
-    async def wait(self) -> AuthorizationCodeResult:
-        """Returns the parameters of the redirect.
-
-        Raises:
-            OAuthFlowError: the login was refused, or no user agreed in time.
-        """
-        return await _agreed(self._result)
+        self._state = query_field(page, "state")
 
     async def close(self) -> None:
         """Stops listening."""
-        self._result.cancel()
+        await super().close()
         await self._runner.cleanup()
 
     async def _take(self, request: web.Request) -> web.Response:
@@ -360,15 +373,10 @@ class Loopback:
         elif self._result.done():
             status, text = 409, "The login has ended already."
         else:
-            _answer(self._result, fields)
+            self.answer(fields)
             text = "You are logged in." if "code" in fields else "The login was refused."
         policy = {"Content-Security-Policy": "default-src 'none'"}
         return web.Response(status=status, text=_PAGE.format(text=text), content_type="text/html", headers=policy)
-
-
-def _first(url: str, field: str) -> str:
-    """Returns the first value of a field in a URL's query; "" for none."""
-    return parse_qs(urlsplit(url).query).get(field, [""])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,55 +398,6 @@ class TokenRequest:
     client: tuple[str, str] = ("", "")
     shared: Path | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Relay:
-    """Receives the code through the bus, as `Loopback` does from the browser.
-
-    Attributes:
-        redirect_uri: of the bus, where the browser is sent.
-    """
-
-    def __init__(self, redirect_uri: str) -> None:
-        self.redirect_uri = redirect_uri
-        self._result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
-
-    async def open(self, registered: str) -> None:
-        """Does nothing: the bus listens."""
-
-    def expect(self, page: str) -> None:
-        """Does nothing: the bus compares the state."""
-
-    def answer(self, fields: Mapping[str, str]) -> None:
-        """Takes the parameters of the redirect."""
-        if not self._result.done():
-            _answer(self._result, fields)
-
-    async def wait(self) -> AuthorizationCodeResult:
-        """Returns the parameters of the redirect; see `Loopback.wait`."""
-        return await _agreed(self._result)
-
-    async def close(self) -> None:
-        """Ends the wait."""
-        self._result.cancel()
-
-
-def _answer(result: asyncio.Future[AuthorizationCodeResult], fields: Mapping[str, str]) -> None:
-    """Ends a wait with the parameters of a redirect."""
-    if "code" in fields:
-        known = {name: fields[name] for name in ("code", "state", "iss") if name in fields}
-        result.set_result(AuthorizationCodeResult.model_validate(known))
-        return
-    why = shorten(clean_line(fields.get("error_description") or fields.get("error") or "it gave no code"), 200)
-    result.set_exception(OAuthFlowError(f"the authorization server refused: {why}"))
-
-
-async def _agreed(result: asyncio.Future[AuthorizationCodeResult]) -> AuthorizationCodeResult:
-    try:
-        async with asyncio.timeout(LOGIN_SECONDS):
-            return await result
-    except TimeoutError:
-        raise OAuthFlowError(f"no user agreed within {LOGIN_SECONDS:.0f} s: log in again") from None
 
 
 async def get_token(
@@ -568,7 +527,7 @@ async def _refresh(written: Mapping[str, Any]) -> None:
     path = Path(written["path"])
     make_directory(path.parent)
     with locked(path.parent, REFRESH_SECONDS):  # some refresh tokens are valid once
-        await get_token(TokenRequest(str(written["url"]), path, _challenge_in(written["challenge"])))
+        await get_token(TokenRequest(str(written["url"]), path, msgspec.convert(written["challenge"], Challenge)))
 
 
 async def _log_in(written: Mapping[str, Any], relay: Relay) -> None:
@@ -576,22 +535,12 @@ async def _log_in(written: Mapping[str, Any], relay: Relay) -> None:
         print(json.dumps({"id": written["id"], "page": page}), flush=True)
 
     url = str(written["url"])
-    challenge = _challenge_in(written["challenge"]) if written["challenge"] else await _challenge_of(url)
+    challenge = msgspec.convert(written["challenge"], Challenge | None) or await _challenge_of(url)
     if challenge is None:
         raise SetupError(f"{url} requires no login")
     client = (str(written["client"][0]), str(written["client"][1]))
     path, shared = Path(written["path"]), Path(written["shared"])
     await get_token(TokenRequest(url, path, challenge, client, shared, written["about"]), show, relay)
-
-
-def _challenge_in(refusal: Mapping[str, Any]) -> Challenge:
-    return Challenge(
-        int(refusal["status"]),
-        tuple((str(name), str(value)) for name, value in refusal["headers"]),
-        str(refusal["body"]).encode(),
-        str(refusal["used"]),
-        str(refusal["version"]),
-    )
 
 
 if __name__ == "__main__":

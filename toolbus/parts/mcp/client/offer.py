@@ -57,12 +57,7 @@ class MountOffer:
     """
 
     def __init__(
-        self,
-        entry: MountEntry,
-        handler: MountHandler,
-        features: MountFeatures,
-        manifest: MountManifest,
-        core: Core,
+        self, entry: MountEntry, handler: MountHandler, features: MountFeatures, manifest: MountManifest, core: Core
     ) -> None:
         self.features = features
         self.lists: Mapping[str, list[Any]] = {}
@@ -87,7 +82,6 @@ class MountOffer:
 
     @property
     def tools(self) -> int:
-        """How many tools are offered."""
         return len(self.declared.compiled)
 
     @property
@@ -95,9 +89,8 @@ class MountOffer:
         """Why not all tools of the server are offered; "" if all are."""
         left = self.declared.left
         if left:
-            return (
-                f"{len(left)} tools are not offered: {list_names(f'{each.name} ({each.reason})' for each in left[:3])}"
-            )
+            first = list_names(f"{each.name} ({each.reason})" for each in left[:3])
+            return f"{len(left)} tools are not offered: {first}"
         if self.changed:
             return f"changed since it was trusted: {list_names(self.changed)}"
         return ""
@@ -285,9 +278,7 @@ class MountOffer:
     def _review(self, peer: ServerInfo, lists: Mapping[str, list[Any]], *, trusts_first: bool) -> frozenset[str]:
         """Compares the declarations with the trusted ones. Returns the subjects that must not be offered."""
         entry = self._entry
-        tools, prompts = (
-            [each for each in lists.get(kind, ()) if isinstance(each, dict)] for kind in ("tools", "prompts")
-        )
+        tools, prompts = ([each for each in lists.get(kind, ()) if isinstance(each, dict)] for kind in KINDS[:2])
         texts = {id(each.declaration): each.canonical for each in self._tools.values()}
         seen = pins.subjects_of(tools, prompts, peer.instructions, texts)
         known = self._manifest.fingerprints(entry.name, entry.command_digest)
@@ -366,7 +357,6 @@ class Declared:
 
     @property
     def tools(self) -> list[Tool]:
-        """The tools that are offered."""
         return [each.tool for each in self.compiled]
 
 
@@ -407,9 +397,8 @@ def tools_of(
             hidden += 1
             continue
         if tool_subject(theirs) in blocked:
-            left.append(
-                Left(ours, f"it changed since the server was trusted: run `toolbus access approve {entry.name} {ours}`")
-            )
+            how = f"run `toolbus access approve {entry.name} {ours}`"
+            left.append(Left(ours, f"it changed since the server was trusted: {how}"))
             continue
         try:
             if ours in names and not entry.bus:  # a bus lists a name once for each role that has a tool of its own
@@ -478,13 +467,9 @@ def _read_tool(
                 except InvalidTool as fault:
                     item = fault
             canonical = pins.canonical(declaration) if text else ""
-            known = ReadTool(digest, declaration, canonical, _memory_of(item) + len(text), item)
+            compiled = memory_of(item[0].tool, item[0].compile_cost) if isinstance(item, tuple) else 0
+            known = ReadTool(digest, declaration, canonical, compiled + len(text), item)
         return known, time.thread_time() - began
-
-
-def _memory_of(item: Item | None) -> int:
-    """Returns what a tool takes in memory, about, in bytes; of what is refused nothing is kept."""
-    return memory_of(item[0].tool, item[0].compile_cost) if isinstance(item, tuple) else 0
 
 
 def _item(item: Item | None) -> tuple[CompiledTool, tuple[str, ...]] | None:
@@ -512,9 +497,7 @@ def our_name(theirs: str) -> str:
 
 def is_allowed(entry: MountEntry, theirs: str, ours: str) -> bool:
     """Tells whether the globs of a mount allow a tool; they may use the server's name or the bus's."""
-    if entry.allow and not _matches(entry.allow, theirs, ours):
-        return False
-    return not _matches(entry.deny, theirs, ours)
+    return (not entry.allow or _matches(entry.allow, theirs, ours)) and not _matches(entry.deny, theirs, ours)
 
 
 def _matches(globs: Sequence[str], *names: str) -> bool:
@@ -545,12 +528,11 @@ def _compile(
         item = compile_tool(tool, limits)
         if not entry.check_arguments:  # an object they have to be, for the message around them
             item = replace(item, checker=compile_schema('{"type":"object"}', limits))
-    except RecursionError:
-        raise InvalidTool(
-            [f"tool {quote(name)} is nested too deep: a bus takes {limits.schema_depth} levels"]
-        ) from None
-    except ValueError as error:  # a value that JSON or UTF-8 cannot represent
-        raise InvalidTool([f"tool {quote(name)} cannot be written: {type(error).__name__}"]) from None
+    except (RecursionError, ValueError) as error:
+        why = f"is nested too deep: a bus takes {limits.schema_depth} levels"
+        if isinstance(error, ValueError):  # a value that JSON or UTF-8 cannot represent
+            why = f"cannot be written: {type(error).__name__}"
+        raise InvalidTool([f"tool {quote(name)} {why}"]) from None
     return item, (*notices, *dropped, *item.warnings)
 
 

@@ -33,7 +33,7 @@ from toolbus.sdk import ToolScope, llm_tool
 
 if TYPE_CHECKING:
     from toolbus.parts.mcp.client.entries import MountEntry
-    from toolbus.parts.mcp.client.files import ConfiguredMounts, MountsFollower
+    from toolbus.parts.mcp.client.files import MountsFollower
     from toolbus.parts.mcp.client.mount import Mount
     from toolbus.parts.mcp.client.mounts import Mounts
     from toolbus.parts.mcp.client.offer import MountManifest
@@ -61,7 +61,6 @@ class McpClientRoom(Room):
         return own if self.mounts is None else (*own, self.mounts.output)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the operators' tools for mounts."""
         return self._tools.tools()
 
     async def open(self) -> None:
@@ -103,7 +102,6 @@ class McpClientRoom(Room):
         return self.mounts.serving(source) if self.mounts is not None else None
 
     def sources(self) -> Iterable[str]:
-        """Names the mounts."""
         return [mount.name for mount in self.mounts] if self.mounts is not None else []
 
     def _why_absent(self, source: str) -> str:
@@ -214,7 +212,6 @@ class MountTools:
         self._mounts, self._manifest = mounts, manifest
 
     def tools(self) -> list[Callable[..., Any]]:
-        """The methods that are tools."""
         return [self.show_mounts, self.mount_restart, self.mount_logs, self.mount_logins, self.mount_login]
 
     @llm_tool(
@@ -229,16 +226,15 @@ class MountTools:
         Args:
             name: of one mount, to show it with its tools; "" for all.
         """
-        shown = [self._find(name)] if name and name not in self.configured.refused else list(self._mounts or ())
-        details = bool(name)
-        disabled = [entry.name for entry in self.configured.entries.values() if entry.disabled]
+        configured = self.configured
+        shown = [self._find(name)] if name and name not in configured.refused else list(self._mounts or ())
         return {
             "file": self.file,
-            "mounts": [self._described(mount, details=details) for mount in shown if not name or mount.name == name],
-            "disabled": disabled,
-            "refused": dict(self.configured.refused),
-            "notices": list(self.configured.notices),
-            "errors": dict(self.configured.errors),
+            "mounts": [self._described(each, details=bool(name)) for each in shown if name in ("", each.name)],
+            "disabled": [entry.name for entry in configured.entries.values() if entry.disabled],
+            "refused": dict(configured.refused),
+            "notices": list(configured.notices),
+            "errors": dict(configured.errors),
         }
 
     def explain(self, entry: Entry) -> Iterable[tuple[str, bool | None, str]]:
@@ -247,16 +243,12 @@ class MountTools:
         if mount is not None and mount.entry.bus:
             theirs = mount.offer.declared.server_names.get(entry.bare_name, entry.bare_name)
             state = mount.reason if mount.state.value == "offline" else mount.state.value
-            yield (
-                "other bus",
-                None,
-                f"{state}; it decides too: `toolbus access explain {theirs} --bus {mount.entry.bus}` says what",
-            )
+            how = f"`toolbus access explain {theirs} --bus {mount.entry.bus}` says what"
+            yield "other bus", None, f"{state}; it decides too: {how}"
 
     # -- approvals ---------------------------------------------------------------------------------------------------
 
     def approvable(self) -> Iterable[str]:
-        """Returns the names of the mounts."""
         return [each.name for each in self._mounts or ()]
 
     def known(self, source: str) -> Mapping[str, pins.Pinned] | None:
@@ -353,13 +345,10 @@ class MountTools:
             return mount
         if name in self.configured.refused:
             raise InvalidRequest(f"mount {name} is refused: {self.configured.refused[name]}")
-        if name in self.configured.entries:
-            raise InvalidRequest(
-                f'mount {name} is disabled: remove "disabled" from {self.configured.entries[name].origin}'
-            )
-        raise InvalidRequest(
-            f"there is no mount {quote(name)}; there are {list_names(each.name for each in self._mounts or ())}"
-        )
+        if entry := self.configured.entries.get(name):
+            raise InvalidRequest(f'mount {name} is disabled: remove "disabled" from {entry.origin}')
+        names = list_names(each.name for each in self._mounts or ())
+        raise InvalidRequest(f"there is no mount {quote(name)}; there are {names}")
 
     def _described(self, mount: Mount, *, details: bool) -> dict[str, Any]:
         status, entry = mount.status(), mount.entry

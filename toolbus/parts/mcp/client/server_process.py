@@ -59,7 +59,6 @@ class _LogLines:
         self._seconds = 0.0  # of work since the last pause
 
     def take(self, data: bytes, pipe: asyncio.ReadTransport | None) -> None:
-        """Takes bytes of a pipe."""
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         if len(self._unfinished) > LINE_BYTES:
             lines, self._unfinished = [*lines, self._unfinished], b""

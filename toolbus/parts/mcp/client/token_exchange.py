@@ -92,9 +92,8 @@ class TokenExchange:
     def _subject(self, user: User) -> str:
         token = self._token_of(user.identity) if user.identity else ""
         if not token:
-            raise self._error(
-                f"{user.shown} has proven no JWT, whose exchange gives access: call with one of an issuer"
-            )
+            why = "has proven no JWT, whose exchange gives access: call with one of an issuer"
+            raise self._error(f"{user.shown} {why}")
         if user.id and user.id != user.identity.rpartition("/")[2]:
             raise self._error(f"{user.shown} cannot use the token of another user: call without a user")
         return token

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import html
 import json
@@ -21,7 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
+
+import msgspec
 
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Call
@@ -35,6 +36,7 @@ from toolbus.parts.mcp.client.authorization import (
     EXTRA,
     USERS_FOLDER,
     has_extra,
+    query_field,
     read_document,
     start_helper,
     tokens_of,
@@ -127,7 +129,7 @@ class PendingLogin:
     def state(self) -> str:
         """The state with which the browser comes back."""
         is_known = self.page.done() and not self.page.cancelled() and self.page.exception() is None
-        return _first(self.page.result(), "state") if is_known else ""
+        return query_field(self.page.result(), "state") if is_known else ""
 
 
 class UserLogins:
@@ -226,9 +228,8 @@ class UserLogins:
             SetupError: as many have something as may.
         """
         if not file.exists() and sum(1 for _ in file.parent.glob("*.json")) >= MAX_KEPT:
-            raise SetupError(
-                f"{MAX_KEPT} users have logins at {file.parent.name}, which is the limit: end some of them"
-            )
+            mount = file.parent.name
+            raise SetupError(f"{MAX_KEPT} users have logins at {mount}, which is the limit: end some of them")
 
     # -- a login ------------------------------------------------------------------------------------------------------
 
@@ -249,9 +250,8 @@ class UserLogins:
                 await asyncio.shield(pending.page)
         except TimeoutError:
             self._end(pending, "the authorization server does not answer")
-            raise SetupError(
-                f"the login at {entry.name} cannot begin: its authorization server does not answer"
-            ) from None
+            why = "its authorization server does not answer"
+            raise SetupError(f"the login at {entry.name} cannot begin: {why}") from None
         return f"{self._base()}{LOGIN_PATH}/{pending.ticket}"
 
     async def ended(self, mount: str, user: User, seconds: float) -> None:
@@ -291,12 +291,9 @@ class UserLogins:
         ticket = secrets.token_urlsafe(24)
         pending = PendingLogin(ticket, entry.name, user, path, loop.create_future(), loop.create_future())
         self._pending[ticket] = pending
-        refusal = None
-        if challenge is not None:
-            refusal = {**dataclasses.asdict(challenge), "body": challenge.body.decode("utf-8", "replace")}
         request = {
             "id": ticket, "url": entry.url, "path": str(path), "shared": str(path.with_name(CLIENT_FILE)),
-            "client": [client.client_id, client.client_secret], "challenge": refusal,
+            "client": [client.client_id, client.client_secret], "challenge": msgspec.to_builtins(challenge),
             "redirect_uri": f"{base}{LOGIN_PATH}/callback", "about": {"user": _about(user)},
         }  # fmt: skip
         async with self._starting:
@@ -352,8 +349,9 @@ class UserLogins:
             pending.page.set_exception(SetupError(f"the login at {pending.mount} cannot begin: {why}"))
             pending.page.exception()  # it is read by those who wait for it
         pending.ended.set_result(why)
-        if why:
-            _remove_unfinished(pending.path)
+        path = pending.path
+        if why and path.exists() and not path.with_suffix("").exists() and tokens_of(read_document(path)) is None:
+            path.unlink(missing_ok=True)  # it has only what the login began with
         log.info("mount %s: login of %s: %s", pending.mount, pending.user.shown, why or "done")
         if not self._pending and self._helper is not None and self._helper.stdin is not None:
             helper, self._helper = self._helper, None
@@ -401,16 +399,5 @@ class UserLogins:
         return (502, html.escape(f"The login failed: {why}")) if why else (200, "You are logged in. Close this page.")
 
 
-def _remove_unfinished(path: Path) -> None:
-    """Removes a file that has only what a login began with."""
-    if path.exists() and not path.with_suffix("").exists() and tokens_of(read_document(path)) is None:
-        path.unlink(missing_ok=True)
-
-
 def _about(user: User) -> dict[str, Any]:
     return {"account": user.account, "user": user.id, "since": time.time()}
-
-
-def _first(url: str, field: str) -> str:
-    """Returns the first value of a field in a URL's query; "" for none."""
-    return parse_qs(urlsplit(url).query).get(field, [""])[0]

@@ -81,7 +81,6 @@ class UserHandler(MountHandler):
         return server is None or server.handler.cancel(call, reason)
 
     def stage(self, call: Call) -> Stage:
-        """Returns the stage of a call."""
         server = self._mount.server_with(call)
         if server is not None:
             return server.handler.stage(call)
@@ -93,18 +92,15 @@ class UserHandler(MountHandler):
 
     def _run(self, call: Call, user: User) -> None:
         server = self._mount.server_of(user)
+        what = ""
         if server is None:
-            self._overloaded(call, f"{self._entry.max_users} users are busy at mount {self.source!r} (max_users)")
-        elif server.handler.load >= self._entry.max_in_flight:
-            self._overloaded(
-                call, f"mount {self.source!r} runs {server.handler.load} calls of one user (max_in_flight)"
-            )
+            what = f"{self._entry.max_users} users are busy at mount {self.source!r} (max_users)"
+        elif (load := server.handler.load) >= self._entry.max_in_flight:
+            what = f"mount {self.source!r} runs {load} calls of one user (max_in_flight)"
         else:
             server.handler.pass_on(call, time.monotonic())
-
-    def _overloaded(self, call: Call, what: str) -> None:
-        text = f"{what}: retry later"
-        self.end(call, failure(Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, wait=BUSY_SECONDS))
+        if what:
+            self.refuse(call, f"{what}: retry later", Code.OVERLOADED, BUSY_SECONDS)
 
     def _later(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
         task = self._waiting[call.id] = asyncio.create_task(self._ending(call, work), name=f"login for {call.id}")
@@ -115,7 +111,7 @@ class UserHandler(MountHandler):
         try:
             await work
         except ToolBusError as error:
-            self.end(call, failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
+            self.refuse(call, str(error))
         except Exception:
             log.exception("internal error in a login at mount %s", self.source)
             self.end(call, failure(Code.INTERNAL, "a fault of the bus; its log has the details", Stage.NOT_DISPATCHED))
@@ -128,8 +124,7 @@ class UserHandler(MountHandler):
             questions = {KEY: {"method": ELICITATION, "params": params}}
             self.end(call, pb.ToolResult(input_requests_json=dump_json(questions), request_state=STATE))
             return
-        text = f"{text}: have this user open {link}, then call again"
-        self.end(call, failure(Code.UNAVAILABLE, text, Stage.NOT_DISPATCHED, retry_safe=True, reason=NEEDS_INPUT))
+        self.refuse(call, f"{text}: have this user open {link}, then call again", reason=NEEDS_INPUT)
 
     async def _go_on(self, call: Call, user: User, exchange: InputExchange) -> None:
         """Runs a call after its user was asked to log in."""

@@ -44,7 +44,6 @@ _VALUES = ("--profile", "--bus", "--url", "--data-dir")
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the command."""
     words, options, write = _read(arguments)
     if words[:1] == ["config"]:
         from toolbus.parts.mcp.commands.mcp_clients import McpClientName, configure

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,10 +29,10 @@ from toolbus.cli.bus_client import BusOption, BusTarget, JsonOption, with_host
 from toolbus.cli.data_directory import DataDirOption
 from toolbus.cli.help_text import epilog
 from toolbus.common.reader import Reader
-from toolbus.common.text import shorten
+from toolbus.common.text import list_names, shorten
 from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.entries import ENTRY_KEYS, PER_USER, is_restriction, mount_name, read_entry, switched_off
-from toolbus.parts.mcp.client.files import MAX_MOUNTS, TABLES, load_document
+from toolbus.parts.mcp.client.files import MAX_MOUNTS, TABLES, OwnMounts, load_document
 from toolbus.parts.mcp.commands.mcp_clients import McpClientName, client_files
 from toolbus.parts.mcp.commands.mounts_command import print_mount
 
@@ -80,10 +80,8 @@ def show_mounted(
         how = f"`toolbus mounts logs {name}` shows why, `toolbus mounts remove {name}` removes it"
         if remote and mount["state"] != "needs login":
             option = "--url" if mount["target"].startswith("http") else "--bus"
-            how = (
-                f"start it or correct {option} with --replace; the bus goes on trying; `toolbus mounts remove {name}` "
-                "removes it"
-            )
+            how = f"start it or correct {option} with --replace; the bus goes on trying"
+            how = f"{how}; `toolbus mounts remove {name}` removes it"
         terminal.fail(f"mount {name} is written, but its server is not ready ({mount['state']}): {how}")
 
 
@@ -229,9 +227,8 @@ def files_to_import(what: str, environment: Mapping[str, str], home: Path, proje
     places = [path for path in (files.project, files.user) if path is not None]
     existing = [path for path in places if path.is_file()]
     if not existing:
-        raise SetupError(
-            f"{what} has no file of MCP servers here ({' or '.join(map(str, places))}): name a file instead"
-        )
+        where = " or ".join(map(str, places))
+        raise SetupError(f"{what} has no file of MCP servers here ({where}): name a file instead")
     return existing
 
 
@@ -439,9 +436,8 @@ def mount(
         entry = _of_bus(name, mounted, credential, token)
         ours["transit"] = transit
     elif credential or token or transit:
-        terminal.fail(
-            "--credential, --token and --transit go with --bus ADDR, without COMMAND and --url", terminal.USAGE
-        )
+        given = "--credential, --token and --transit"
+        terminal.fail(f"{given} go with --bus ADDR, without COMMAND and --url", terminal.USAGE)
     elif url is not None:
         if command or env or directory:
             terminal.fail("--url goes with no COMMAND, --env and --dir: it is a server elsewhere", terminal.USAGE)
@@ -456,7 +452,9 @@ def mount(
         entry["toolbus"] = chosen
     former = with_host(target, lambda host: _generation(host, name)) if replace and _is_served(place) else 0
     same = former > 0 and _entry_of(name, place) == entry
-    if not (login and url is not None and _is_mounted(name, url, place)) or replace:
+    logs_in = login and url is not None  # perhaps only the login of a mount is missing
+    before = _entry_of(name, place) if logs_in and not replace else None
+    if not isinstance(before, Mapping) or before.get("url") != url:
         _add(name, entry, place, replace=replace)
     if login and url is not None:
         _login(name, url, place)
@@ -471,27 +469,31 @@ def unmount(
     as_json: JsonOption = False,
 ) -> None:
     """Unmount an MCP server: end it and withdraw its tools."""
-    from toolbus.common.text import list_names
-    from toolbus.errors import SetupError
     from toolbus.parts.mcp.client.authorization import remove_tokens
-    from toolbus.parts.mcp.client.files import OwnMounts
 
     is_named = data_dir is not None and str(data_dir) != os.environ.get("TOOLBUS_DATA_DIR")
     place = _data_directory(data_dir) if bus is None or is_named else _directory_of_bus(BusTarget(bus), data_dir)
     own = OwnMounts(place)
-    try:
+    with _refused():
         removed = own.remove(name)
         if removed:
             remove_tokens(own.path.parent, name)
         names = list(own.entries())
-    except SetupError as error:
-        terminal.fail(str(error))
     if not removed:
         terminal.fail(f"{own.path} has no mount {name}; it has {list_names(names)}")
     if as_json:
         terminal.print_json({"name": name, "file": str(own.path), "removed": True})
     else:
         terminal.print_lines(f"{name} is unmounted")
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Ends the command where the block raises a SetupError."""
+    try:
+        yield
+    except SetupError as error:
+        terminal.fail(str(error))
 
 
 def _data_directory(given: Path | None) -> Path:
@@ -503,9 +505,8 @@ def _data_directory(given: Path | None) -> Path:
     with terminal.wrong_usage():
         data_dir = settle({}, os.environ).config.data_dir
     if data_dir is None:
-        terminal.fail(
-            "the bus stores nothing here (ephemeral), so no mount can be added: give --data-dir", terminal.USAGE
-        )
+        why = "the bus stores nothing here (ephemeral), so no mount can be added"
+        terminal.fail(f"{why}: give --data-dir", terminal.USAGE)
     return data_dir
 
 
@@ -577,66 +578,41 @@ def _variable(text: str) -> tuple[str, str]:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
-        terminal.fail(
-            "--header is not 'NAME: VALUE': write for example 'Authorization: Bearer ${TOKEN}'", terminal.USAGE
-        )
+        how = "write for example 'Authorization: Bearer ${TOKEN}'"
+        terminal.fail(f"--header is not 'NAME: VALUE': {how}", terminal.USAGE)
     return name.strip(), value.strip()
 
 
 def _add(name: str, entry: Mapping[str, Any], place: Path, *, replace: bool) -> None:
     """Checks an entry and writes it; ends the command if it is refused."""
-    from toolbus.common.reader import Reader
-    from toolbus.errors import SetupError
-    from toolbus.parts.mcp.client.entries import read_entry
-    from toolbus.parts.mcp.client.files import OwnMounts
-
     with terminal.wrong_usage():
         read_entry(Reader(entry, f"mount {name}"), name, AnyVariable(), [])
-    try:
+    with _refused():
         OwnMounts(place).add({name: entry}, replace=replace)
-    except SetupError as error:
-        terminal.fail(str(error))
 
 
 def _entry_of(name: str, place: Path) -> Any:
     """Returns the entry of a mount in the bus's own file; None without one."""
-    from toolbus.errors import SetupError
-    from toolbus.parts.mcp.client.files import OwnMounts
-
-    try:
+    with _refused():
         return OwnMounts(place).entries().get(name)
-    except SetupError as error:
-        terminal.fail(str(error))
-
-
-def _is_mounted(name: str, url: str, place: Path) -> bool:
-    """Tells whether a server is mounted already, so that only its login is missing."""
-    entry = _entry_of(name, place)
-    return isinstance(entry, Mapping) and entry.get("url") == url
 
 
 def _login(name: str, url: str, place: Path) -> None:
     """Logs the user in; the bus sees the token by itself."""
-    from toolbus.errors import SetupError
     from toolbus.parts.mcp.client.authorization import EXTRA, has_extra
 
     if not has_extra():
         terminal.fail(f"logging in needs the extra {EXTRA}: run `pip install 'toolbus[{EXTRA}]'`")
     from toolbus.parts.mcp.client.oauth import login  # which needs it
 
-    try:
+    with _refused():
         if not login(place, name, url, show=lambda text: terminal.print_lines(text, stream=sys.stderr)):
             terminal.print_lines(f"{url} asks for no login", stream=sys.stderr)
-    except SetupError as error:
-        terminal.fail(str(error))
 
 
 def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
-    from toolbus.errors import SetupError
-    from toolbus.parts.mcp.client.files import OwnMounts
-
     own = OwnMounts(place)
-    try:
+    with _refused():
         paths = files_to_import(what, os.environ, Path.home(), Path.cwd())
         servers = find_servers(paths, own.entries(), Path.cwd())
         rows = [(each.name, "skip" if each.why else "add", each.target, each.why) for each in servers]
@@ -644,12 +620,9 @@ def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
         added = {each.name: each.entry for each in servers if not each.why}
         if added:
             if not yes:
-                terminal.ask(
-                    f"Add {len(added)} to {own.path}? Each is a program that runs as you, or a server elsewhere."
-                )
+                what = "Each is a program that runs as you, or a server elsewhere."
+                terminal.ask(f"Add {len(added)} to {own.path}? {what}")
             own.add(added)
-    except SetupError as error:
-        terminal.fail(str(error))
     if as_json:
         skipped = {each.name: each.why for each in servers if each.why}
         terminal.print_json({"file": str(own.path), "added": list(added), "skipped": skipped})

@@ -33,12 +33,7 @@ RESTART_EPILOG = LOGS_EPILOG = epilog(
     "A restart ends the calls in flight; a server that the bus had given up is started again.",
     "0 done, 1 the bus refused (the mount is unknown, for example), 2 wrong usage, 3 no bus found.",
 )
-HINT_WORDS = {
-    ("read_only", True): "read-only",
-    ("destructive", True): "destructive",
-    ("idempotent", True): "idempotent",
-    ("open_world", True): "open-world",
-}
+_HINTS = ("read_only", "destructive", "idempotent", "open_world")
 SHOWN_DIGITS = 12  # of a fingerprint in a table
 SHOWN_CHARACTERS = 100  # of a description in a table
 
@@ -105,13 +100,7 @@ def logins(
 
     def show() -> None:
         rows = [
-            (
-                each["mount"],
-                each["account"],
-                each["user"] or "-",
-                day_of(each["since"]),
-                "yes" if each["token"] else "no",
-            )
+            (each["mount"], each["account"], each["user"] or "-", day_of(each["since"]), ("no", "yes")[each["token"]])
             for each in answer["logins"]
         ]
         terminal.print_table(("MOUNT", "ACCOUNT", "USER", "SINCE", "TOKEN"), rows)
@@ -124,7 +113,8 @@ def logins(
 def print_mount(mount: Mapping[str, Any]) -> None:
     """Prints one mount: its state, and a table of its tools."""
     era = f", {mount['era']} {mount['version']}" if mount["era"] else ""
-    terminal.print_lines(f"{mount['name']}: {mount['state']}{era}{_of_server(mount)}")
+    server = f" ({mount['server']})" if mount["server"] else ""
+    terminal.print_lines(f"{mount['name']}: {mount['state']}{era}{server}")
     for label in ("reason", "fix", "last_error"):
         if mount[label]:
             terminal.print_lines(f"  {label.replace('_', ' ')}: {mount[label]}")
@@ -154,7 +144,7 @@ def print_tools(tools: list[Mapping[str, Any]], notices: Mapping[str, list[str]]
         if marks:
             warned.append(number)
         about = "; ".join(marks) or shorten((tool["description"] or tool["title"]).partition("\n")[0], SHOWN_CHARACTERS)
-        hints = " ".join(word for hint, word in HINT_WORDS.items() if tool["hints"].get(hint[0]) is hint[1])
+        hints = " ".join(hint.replace("_", "-") for hint in _HINTS if tool["hints"].get(hint) is True)
         rows.append((tool["name"], hints or "-", tool["fingerprint"][:SHOWN_DIGITS] or "-", about))
     terminal.print_table(("TOOL", "HINTS", "FINGERPRINT", "DESCRIPTION"), rows, warned)
 
@@ -178,7 +168,3 @@ def _print_all(answer: Mapping[str, Any]) -> None:
         terminal.print_note(text)
     if not rows:
         terminal.print_note("nothing is mounted: `toolbus mounts add NAME -- COMMAND` mounts an MCP server")
-
-
-def _of_server(mount: Mapping[str, Any]) -> str:
-    return f" ({mount['server']})" if mount["server"] else ""

@@ -59,7 +59,6 @@ def structured_text(output_json: str, *, modern: bool) -> str:
 
 
 def write_block(block: pb.ContentBlock) -> Json:
-    """Returns one content block."""
     written = _written(block)
     if block.annotations_json:
         annotations = read_foreign_json(block.annotations_json)

@@ -179,7 +179,6 @@ def request(id: JsonId, method: str, params: Any = None) -> bytes:
 
 
 def notification(method: str, params: Any = None) -> bytes:
-    """Writes a notification."""
     if params is None:
         return _encode({"jsonrpc": "2.0", "method": method})
     return _encode({"jsonrpc": "2.0", "method": method, "params": params})

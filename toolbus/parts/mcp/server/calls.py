@@ -171,7 +171,6 @@ class ProgressReport:
         self._highest = -math.inf
 
     def __call__(self, progress: Progress) -> None:
-        """Takes progress."""
         number, total, message = progress.progress, progress.total, progress.message
         rises = number > self._highest and math.isfinite(number)
         if self._token is not None and (number or total) and rises:

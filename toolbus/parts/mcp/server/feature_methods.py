@@ -54,14 +54,12 @@ async def list_templates(server: McpServer, request: McpRequest) -> bytes:
 
 
 async def get_prompt(server: McpServer, request: McpRequest) -> bytes:
-    """Returns the messages of a prompt."""
     wire = request.text("name")
     provider, declared = _prompt(server, request, wire)
     return await _ask(server, request, [provider], {"name": declared["name"]})
 
 
 async def read_resource(server: McpServer, request: McpRequest) -> bytes:
-    """Returns the contents of a resource."""
     uri = request.text("uri")
     providers = server.features.providers_of(request.profile, request.identity, uri)
     if not providers:

@@ -109,7 +109,6 @@ class McpEndpoint:
         self._timings = server.core.program.timings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request."""
         try:
             profile = self._profile(scope["path"])
             headers = _headers(scope["headers"])
@@ -271,7 +270,6 @@ class _Exchange:
             self._open().send(message)
 
     async def run(self, server: McpServer, request: McpRequest) -> None:
-        """Answers a request."""
         self._task = asyncio.current_task()
         self._request = request
         loop = asyncio.get_running_loop()

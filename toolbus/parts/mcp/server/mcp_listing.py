@@ -273,7 +273,6 @@ class Catalog:
 
     @property
     def digest(self) -> bytes:
-        """A digest of the list."""
         return (self.total % _DIGESTS).to_bytes(32, "big")
 
 

@@ -56,7 +56,6 @@ class Params(msgspec.Struct, frozen=True):
 
     @property
     def meta(self) -> Meta:
-        """The fields of ``_meta``."""
         return self.named_meta or NO_META
 
 
@@ -105,7 +104,6 @@ class McpRequest:
 
     @property
     def meta(self) -> Meta:
-        """The fields of ``_meta``."""
         return self.params.meta
 
     @property
@@ -121,7 +119,6 @@ class McpRequest:
 
     @property
     def has_tasks(self) -> bool:
-        """Whether the client supports tasks."""
         return self.modern and TASKS_EXTENSION in self.client.extensions
 
     def text(self, name: str) -> str:

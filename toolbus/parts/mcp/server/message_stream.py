@@ -54,7 +54,6 @@ class MessageStream:
 
     @property
     def takes_messages(self) -> bool:
-        """Whether messages reach the client."""
         return True
 
     def ended_with(self, number: int) -> bool:

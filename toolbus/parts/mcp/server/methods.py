@@ -101,7 +101,6 @@ async def get_task(server: McpServer, request: McpRequest) -> bytes:
 
 
 async def update_task(server: McpServer, request: McpRequest) -> bytes:
-    """Answers questions of a task."""
     task = await _find(server, request)
     answers = request.fields.get("inputResponses")
     if not isinstance(answers, dict):
@@ -332,7 +331,6 @@ class _Search(msgspec.Struct):
 
 
 def list_page(server: McpServer, request: McpRequest) -> bytes:
-    """Returns the result of `tools/list`."""
     texts = (encode(declare(tool.name, tool, server.listings.bus_id, modern=request.modern)) for tool in TOOLS)
     return page_of(b",".join(texts), modern=request.modern, private=False)
 
@@ -488,7 +486,6 @@ def _instructions(server: McpServer, request: McpRequest) -> str:
 
 
 async def ping(server: McpServer, request: McpRequest) -> bytes:
-    """Answers a ping."""
     return b"{}"
 
 
@@ -514,7 +511,6 @@ async def list_tools(server: McpServer, request: McpRequest) -> bytes:
 
 
 async def call_tool(server: McpServer, request: McpRequest) -> bytes:
-    """Calls a tool."""
     params = request.params
     assert isinstance(params, CallParams)  # `PARAMS` says so
     if bytes(params.arguments)[:1] != b"{":

@@ -44,7 +44,6 @@ class PipeListener:
 
     @property
     def path(self) -> Path:
-        """The path of the socket."""
         return self._directory / SOCKET_FILE
 
     async def open(self) -> None:

@@ -292,7 +292,6 @@ class Sessions:
         session.end()
 
     def end_standing(self) -> None:
-        """Ends the standing streams of all sessions."""
         for session in self._open.values():
             session.end_standing()
 

@@ -79,7 +79,6 @@ class _Watched:
             self.end = provider.subscribe(self.uri, self.updated) if provider and reports else lambda: None
 
     def updated(self, uri: str) -> None:
-        """Notifies all watchers."""
         for watcher in list(self.watchers.values()):
             watcher(uri)
 
@@ -172,7 +171,6 @@ class Subscriptions:
             )
 
     def end_all(self) -> None:
-        """Ends the notifications of all listeners."""
         for listener in list(self._listeners):
             self.remove(listener)
 
