@@ -24,11 +24,11 @@ from unittest import mock
 from tests.contract.offer import Offer, as_function, on
 from tests.contract.works import Work
 from tests.support.fork_server import fork_plugin
+from tests.support.loop_thread import LoopThread
 from tests.support.processes import environment
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.parts.dropin.tool_folder import ToolFolder
-from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.processes.supervisor import PluginReport, ReportKind
 from toolbus.sdk import CallContext
 from toolbus.v1 import tool_pb2 as pb

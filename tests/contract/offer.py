@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from tests.contract.works import Refuses, Scope, Shows, Work
+from tests.support.loop_thread import LoopThread
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.functions.tool_spec import spec_of
-from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.protocol.tool import Tool
 from toolbus.sdk import Reply, ToolScope, llm_tool
 

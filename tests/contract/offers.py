@@ -27,10 +27,10 @@ from tests.contract.dropin_offer import DropinOffer
 from tests.contract.offer import SOURCE, Offer, as_function, on
 from tests.contract.rest_offer import RestOffer
 from tests.contract.works import Refuses, Scope, Shows, Work, drop
+from tests.support.loop_thread import LoopThread
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.functions.tool_spec import spec_of
-from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.sdk import CallContext, Plugin
 from toolbus.tools import ToolRegistry
 from toolbus.v1 import tool_pb2 as pb

@@ -20,9 +20,9 @@ from aiohttp import web
 
 from tests.contract.offer import SOURCE, Offer, on
 from tests.contract.works import Refuses, Scope, Shows, Work, drop
+from tests.support.loop_thread import LoopThread
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
-from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.sdk import CallContext
 
 BODY = ("name", "arguments", "call_id", "raw_arguments")  # REST-40; nothing else of the call is sent

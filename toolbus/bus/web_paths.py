@@ -20,6 +20,12 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 _API = "api/"
 
 
+async def disconnected(receive: Receive) -> None:
+    """Waits until the client of a request has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 @runtime_checkable
 class Cookies(Protocol):
     """Knows which identity the cookie of a browser proves."""

@@ -14,7 +14,7 @@ from fastapi.sse import format_sse_event
 from starlette.types import Send
 
 from toolbus.bus.gateway.gateway_parts import parts_of
-from toolbus.bus.web_paths import quality_of
+from toolbus.bus.web_paths import disconnected, quality_of
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 RETRY = b"retry: 1000\n\n"  # begins a stream: after a lost connection the client reconnects in one second
@@ -96,7 +96,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T | None:
         asyncio.ensure_future(work).cancel()
         return None
     running = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(request))
+    watching = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
         return running.result() if running.done() else None
@@ -117,7 +117,7 @@ async def left_in_stall(request: Request) -> bool:
         stalls.notice()
     if not stalls.unsettled:
         return False
-    watching = asyncio.ensure_future(_disconnected(request))
+    watching = asyncio.ensure_future(disconnected(request.receive))
     await asyncio.wait((watching,), timeout=SETTLE_SECONDS)
     watching.cancel()
     return watching.done() and not watching.cancelled()
@@ -126,8 +126,3 @@ async def left_in_stall(request: Request) -> bool:
 def disconnected_response() -> Response:
     """Returns the response that ends a request whose client has disconnected."""
     return Response(status_code=STATUS_DISCONNECTED)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

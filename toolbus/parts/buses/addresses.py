@@ -62,10 +62,8 @@ class Addresses:
         self._failed: set[str] = set()  # names whose failure is in the log
         for each in (*self._fixed, *(name.text for name in self.names)):
             self.settings_of(each)  # raises what is wrong with it
-        if len(self._fixed) > MAX_BUSES:
-            raise SetupError(
-                f"the bus's address names {len(self._fixed)} buses, it may have {MAX_BUSES}: leave some out"
-            )
+        if (count := len(self._fixed)) > MAX_BUSES:
+            raise SetupError(f"the bus's address names {count} buses, it may have {MAX_BUSES}: leave some out")
 
     def __repr__(self) -> str:
         return f"<Addresses {list_names(self.now())}>"

@@ -50,11 +50,7 @@ class BusRow:
     reason: str = ""
 
 
-def buses(
-    bus: BusOption = None,
-    credential: CredentialOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def buses(bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False) -> None:
     """Show all buses that an address names: who answers, version, round trip, sessions, tools only there."""
     from toolbus.sdk.connection_settings import address_text, find_credential
 

@@ -432,11 +432,7 @@ class HostConnections(Connections):
     """
 
     def __init__(
-        self,
-        settings: ConnectionSettings,
-        delegate: Any,
-        take_calls: TakeCalls,
-        timings: BusesTimings = TIMINGS,
+        self, settings: ConnectionSettings, delegate: Any, take_calls: TakeCalls, timings: BusesTimings = TIMINGS
     ) -> None:
         super().__init__(settings, timings)
         self.used: Connection | None = None

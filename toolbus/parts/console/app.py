@@ -30,7 +30,7 @@ from toolbus.bus.gateway.http_connection import CONNECTION, peer_of
 from toolbus.bus.gateway.remote_access import BY_COOKIE
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.seal import BrokenSeal, Sealer
-from toolbus.bus.web_paths import Message, Receive, Send
+from toolbus.bus.web_paths import Message, Receive, Send, disconnected
 from toolbus.common.cancellation import wait_first
 from toolbus.common.version import VERSION
 from toolbus.errors import Unauthenticated
@@ -401,7 +401,7 @@ class ConsoleApp:
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
-        await wait_first(_disconnected(receive), self._follow(scope, send))
+        await wait_first(disconnected(receive), self._follow(scope, send))
 
     async def _follow(self, scope: Message, send: Send) -> None:
         """Sends digests until the bus stops, or the client takes no more."""
@@ -436,11 +436,6 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
         if not message.get("more_body"):
             return
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _retry(seconds: tuple[float, float]) -> bytes:

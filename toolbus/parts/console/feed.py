@@ -173,9 +173,7 @@ class Readings:
         self._core = core
         self._addresses = addresses
         self._counts = ToolCounts(core.catalog.registry)
-        self._began = (
-            core.calls.records.began
-        )  # added to times of the monotonic clock, makes them seconds since the epoch
+        self._began = core.calls.records.began  # added to times of the monotonic clock, makes them those of the epoch
         self.started = started
 
     async def prepare(self) -> None:
@@ -447,9 +445,7 @@ class DigestFeed:
         self._sessions, self._sources = KnownRows(), KnownRows()
         self._tools = CalledTools(metrics, records.began)
         self._last: Row | None = None  # the newest digest; None without watchers
-        self._last_at = self._looked_at = (
-            0.0  # when it was built, and when the bus was last read, by the monotonic clock
-        )
+        self._last_at = self._looked_at = 0.0  # when it was built, and when the bus was read; by the monotonic clock
         self._position = 0  # number of the last call that it covers
         self._ended = self._failed = 0  # calls when it was built
         self.closed = False

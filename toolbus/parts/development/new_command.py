@@ -15,11 +15,7 @@ from toolbus.cli.help_text import epilog
 from toolbus.parts.development.templates import TEMPLATES, Template
 
 EPILOG = epilog(
-    (
-        "toolbus new weather",
-        "toolbus new weather --in plugins",
-        "toolbus new weather --language rust",
-    ),
+    ("toolbus new weather", "toolbus new weather --in plugins", "toolbus new weather --language rust"),
     """
     Writes a folder with a plugin that runs, and a README.md with the commands to run it; in Python also its test. What
     is there already is not changed. The packages of other languages are used from a checkout of toolbus.

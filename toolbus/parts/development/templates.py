@@ -208,7 +208,7 @@ public class Main {
         plugin.run();
     }
 }
-""",
+"""
         },
         start="mvn -q -f @clients@/java package -DskipTests && java -cp @clients@/java/build/toolbus.jar Main.java",
         program="java -cp @clients@/java/build/toolbus.jar Main.java",

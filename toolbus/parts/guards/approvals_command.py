@@ -16,11 +16,7 @@ from toolbus.cli.help_text import epilog
 from toolbus.common.text import shorten
 
 EPILOG = epilog(
-    (
-        "toolbus approvals",
-        "toolbus approvals allow 3f2a91bc",
-        'toolbus approvals deny 3f2a91bc --reason "on Mondays"',
-    ),
+    ("toolbus approvals", "toolbus approvals allow 3f2a91bc", 'toolbus approvals deny 3f2a91bc --reason "on Mondays"'),
     """
     Calls wait for an operator where [[approvals]] of the configuration says so. A call that is allowed runs once: the
     one that waits, or the next one of the same caller and user with the same arguments. WAITING is how many calls wait

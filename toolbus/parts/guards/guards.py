@@ -254,15 +254,13 @@ class Guards:
                     text = json.dumps(verdict.value, separators=(",", ":"))
                     self._dispatcher.arguments.replace(call, text, f"{rule.guard} replaced the arguments")
                 except Refused as refused:
-                    verdict = Verdict(
-                        "refuse", failure=f"it replaced the arguments by some that are invalid: {refused}"
-                    )
+                    why = f"it replaced the arguments by some that are invalid: {refused}"
+                    verdict = Verdict("refuse", failure=why)
+            self._count(rule, BEFORE, verdict, call)
             if verdict.kind == "refuse":
-                self._count(rule, BEFORE, verdict, call)
                 self._looks.pop(call.id, None)
                 self._dispatcher.endings.refuse(call, _refusal(rule, verdict, call, ran=False), time.monotonic())
                 return
-            self._count(rule, BEFORE, verdict, call)
         if rules.approval is not None:
             decided = await self._approvals.decide(call, rules.approval)
             if not isinstance(decided, str):
@@ -312,9 +310,8 @@ class Guards:
             **more,
         }
         names = self._parameters(rule.guard)
-        text = ",".join(
-            f"{json.dumps(name)}:{value}" for name, value in facts.items() if names is None or name in names
-        )
+        shown = {name: value for name, value in facts.items() if names is None or name in names}
+        text = ",".join(f"{json.dumps(name)}:{value}" for name, value in shown.items())
         seconds = min(rule.budget_ms / 1000, max((call.deadline - time.monotonic()) * SHARE, 0.001))
         message = pb.ToolCall(
             call_id=f"{call.id}.{when}.{self._rules.index(rule)}",
@@ -368,9 +365,8 @@ def _refusal(rule: GuardRule, verdict: Verdict, call: Call, *, ran: bool) -> Cal
     what = "the tool has run, and its result is withheld" if ran else "the tool was not run"
     stage = Stage.ACCEPTED if ran else Stage.NOT_DISPATCHED
     if not verdict.failure:
-        return CallError(
-            Code.PERMISSION_DENIED, f"guard {guard} refused {name}: {verdict.reason}; {what}", stage, reason=REASON
-        )
+        text = f"guard {guard} refused {name}: {verdict.reason}; {what}"
+        return CallError(Code.PERMISSION_DENIED, text, stage, reason=REASON)
     safe = not ran or call.declaration.tool.repeatable
     text = f"guard {guard} of {name} did not decide: {verdict.failure}; {what}"
     return CallError(Code.UNAVAILABLE, text, stage, retry_safe=safe, reason=REASON)

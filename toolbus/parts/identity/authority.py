@@ -21,12 +21,7 @@ try:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        load_pem_private_key,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
     raise SetupError(f"keys need more libraries ({error}): run `pip install 'toolbus[keys]'`") from None
@@ -208,16 +203,12 @@ def _builder(key: Key, name: x509.Name, issuer: x509.Name, now: float, end: date
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
+        **dict.fromkeys((*others, "encipher_only", "decipher_only"), False),
     )
 
 

@@ -309,11 +309,8 @@ class Issuers:
             Unauthenticated: the token has expired, its issuer has dropped the key that signed it, or the identity whose
                 scopes it had was removed.
         """
-        if not any(
-            keys.holds(identity.proof)
-            for issuer, keys in self._issuers.values()
-            if self._shown[issuer.issuer] == identity.key
-        ):
+        own = [keys for issuer, keys in self._issuers.values() if self._shown[issuer.issuer] == identity.key]
+        if not any(keys.holds(identity.proof) for keys in own):
             raise Unauthenticated(
                 f"the token of {identity.shown} was signed with key {quote(identity.proof)}, which its issuer "
                 f"{identity.key} does not publish any more: get a new token"
@@ -336,9 +333,7 @@ class Issuers:
                 f"{identity.shown} gets its scopes from identity {template!r}, which keys.toml does not have: ask an "
                 "operator of the bus to add it"
             )
-        if scopes is identity.scopes:
-            return identity
-        return replace(identity, scopes=scopes)
+        return identity if scopes is identity.scopes else replace(identity, scopes=scopes)
 
     async def _verify(self, token: str) -> _Verified:
         if len(token) > MAX_TOKEN:
@@ -377,9 +372,8 @@ class Issuers:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME:
                 raise Unauthenticated(f"the token's claim {name} is not a time: have {issuer.host} issue another")
         if claims["exp"] <= now:
-            raise Unauthenticated(
-                f"the token of issuer {issuer.host} expired on {day_of(claims['exp'])}: get a new one"
-            )
+            when = day_of(claims["exp"])
+            raise Unauthenticated(f"the token of issuer {issuer.host} expired on {when}: get a new one")
         if max(claims.get("nbf", 0), claims.get("iat", 0)) > now + LEEWAY_SECONDS:
             raise Unauthenticated(
                 f"the token of issuer {issuer.host} is not valid yet: set the clocks of issuer and bus by a time server"

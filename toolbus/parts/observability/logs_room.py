@@ -363,12 +363,7 @@ class LogsRoom(Room):
         timeout=MAX_WAIT_SECONDS + 30.0,
     )
     async def plugin_logs(
-        self,
-        plugin: str = "",
-        source: str = "",
-        lines: int = DEFAULT_LINES,
-        since: int = -1,
-        wait_seconds: float = 0.0,
+        self, plugin: str = "", source: str = "", lines: int = DEFAULT_LINES, since: int = -1, wait_seconds: float = 0.0
     ) -> dict[str, Any]:
         """Shows output.
 

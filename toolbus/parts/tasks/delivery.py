@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,10 @@ from toolbus.bus.access.quota import Quota
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.common.mailbox import Mailbox
 from toolbus.common.text import dump_json
-from toolbus.parts.tasks.loop_thread import LoopThread
+from toolbus.errors import PeerLost
 from toolbus.parts.tasks.task import Task, owner_of
 from toolbus.protocol.tool import TASK_SECONDS, Progress, Result
+from toolbus.sdk.shared_loop import SharedLoop
 from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Delivery:
         self._attempts = attempts
         self._first_backoff = first_backoff
         self._lock = threading.Lock()
-        self._thread: LoopThread | None = None  # None until something is posted, and once closed
+        self._thread: SharedLoop | None = None  # None until something is posted, and once closed
         self._slots = asyncio.Semaphore(MAX_PARALLEL_POSTS)  # belongs to the thread's loop
         self._posts: set[Future[None]] = set()  # running and waiting
         self._closed = False
@@ -124,7 +125,7 @@ class Delivery:
                 log.warning("%r is not posted to %s: %s", task, target.shown, reason)
                 return
             if self._thread is None:
-                self._thread = LoopThread("toolbus-tasks-delivery")
+                self._thread = SharedLoop("toolbus-tasks-delivery")
                 self._thread.start()
             post = self._thread.submit(self._post(task, target))
             self._posts.add(post)
@@ -144,12 +145,8 @@ class Delivery:
     def _posted(self, post: Future[None]) -> None:
         with self._lock:
             self._posts.discard(post)
-        try:
-            post.result()
-        except CancelledError:
-            pass
-        except Exception:
-            log.exception("a fault in posting a task")
+        if not post.cancelled() and (fault := post.exception()) is not None and not isinstance(fault, PeerLost):
+            log.error("a fault in posting a task", exc_info=fault)  # PeerLost: `close` has cut it off
 
     async def _post(self, task: Task, target: CallbackUrl) -> None:
         body, shown, failure = body_of(task), repr(task), ""

@@ -212,12 +212,7 @@ def shown_owner(owner: str) -> dict[str, str]:
 
 def envelope(task: Task) -> dict[str, str]:
     """Returns the answer in place of a result; with a note if the caller might not find the task again."""
-    answer = {
-        "status": task.status.shown,
-        "task_id": task.task_id,
-        "tool": task.tool,
-        "message": still_running(task),
-    }
+    answer = {"status": task.status.shown, "task_id": task.task_id, "tool": task.tool, "message": still_running(task)}
     if _UNNAMED.fullmatch(task.owner):
         answer["note"] = LOST
     return answer

@@ -259,10 +259,8 @@ class TaskCall:
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None  # ends the wait for answers; None while it waits for none
         self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
-        try:
+        with contextlib.suppress(RuntimeError):
             self._loop = weakref.ref(asyncio.get_running_loop())  # a program may end it long before the task
-        except RuntimeError:
-            pass
 
     def __repr__(self) -> str:
         return f"<TaskCall {self.task_id} {self.caller!r}>"
@@ -514,7 +512,7 @@ class TaskManager:
             self._end(task_id, error=error_text(error))
         else:
             try:
-                self._ended_with(task_id, result_of(work.result()))
+                self._end(task_id, result_of(work.result()))
             except TypeError as type_error:  # JSON cannot hold it
                 self._end(task_id, error=error_text(type_error))
 
@@ -736,7 +734,7 @@ class TaskManager:
     def _called(self, task_id: str, result: Result) -> None:
         """Takes the result of a task's call, which may end with questions."""
         if not result.input_requests_json:
-            self._ended_with(task_id, result)
+            self._end(task_id, result)
             return
         try:
             questions = read_requests(result.input_requests_json)
@@ -764,9 +762,6 @@ class TaskManager:
         self._persist(task)
         return task
 
-    def _ended_with(self, task_id: str, result: Result) -> None:
-        self._end(task_id, dataclasses.replace(result, call_id=task_id))
-
     def _end(self, task_id: str, result: Result | None = None, error: str = "", status: Status = Status.FAILED) -> bool:
         """Ends a task, by its result or with an error; returns False, and changes nothing, where it has ended."""
         now = self._clock()
@@ -775,7 +770,10 @@ class TaskManager:
             task = self._index.find(task_id)
             if work is None or task is None:
                 return False
-            ended = task.with_error(error, now, status) if result is None else task.with_result(result, now)
+            if result is None:
+                ended = task.with_error(error, now, status)
+            else:
+                ended = task.with_result(dataclasses.replace(result, call_id=task_id), now)
             ended, evicted = self._index.end(ended, self._monotonic())
             self._persist(ended, evicted)
             waiters = list(work.waiters)

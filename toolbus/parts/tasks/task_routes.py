@@ -90,8 +90,7 @@ class RedirectBody(BaseModel):
     """Where a task's result is posted when it ends. An unknown field is refused, as in an invoke."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"url": "http://127.0.0.1:9876/done", "user_id": "ann"}]},
+        extra="forbid", json_schema_extra={"examples": [{"url": "http://127.0.0.1:9876/done", "user_id": "ann"}]}
     )
 
     url: Annotated[

@@ -53,11 +53,9 @@ class TaskStore:
     def __init__(self, place: Store | Path, result_bytes: int, home: str = "") -> None:
         self._owns_store = isinstance(place, Path)
         self._kind = _kind_of(home)
-        if isinstance(place, Path):
-            self._store = Store(SqliteDriver(place, label="the tasks' file "))
+        self._store = Store(SqliteDriver(place, label="the tasks' file ")) if isinstance(place, Path) else place
+        if self._owns_store:
             self._store.open()
-        else:
-            self._store = place
         self._result_bytes = result_bytes
         self._pending: dict[str, Task | None] = {}  # changes not yet written, by task_id; None: deleted
         self._changed = threading.Condition()  # guards the attributes above and below
@@ -156,8 +154,12 @@ class TaskStore:
         try:
             rows: dict[str, Any] = {}
             size = 0
-            for task_id, fields in self._rows(batch):
-                rows[task_id] = fields
+            for task in filter(None, batch.values()):
+                try:
+                    fields = rows[task.task_id] = _fields(task, self._result_bytes)
+                except (ValueError, TypeError) as error:  # a text that UTF-8 cannot hold; the other tasks are valid
+                    log.error("%r cannot be written: %s", task, type(error).__name__)
+                    continue
                 size += len(fields["result"] or "")
                 if size > MAX_BATCH:
                     self._store.write(self._kind, rows)
@@ -170,14 +172,6 @@ class TaskStore:
             return False
         self._failing = False
         return True
-
-    def _rows(self, batch: dict[str, Task | None]) -> Iterator[tuple[str, dict[str, Any]]]:
-        for task in batch.values():
-            try:
-                if task is not None:
-                    yield task.task_id, _fields(task, self._result_bytes)
-            except (ValueError, TypeError) as error:  # a text that UTF-8 cannot hold; the other tasks are valid
-                log.error("%r cannot be written: %s", task, type(error).__name__)
 
     def _retain(self, batch: dict[str, Task | None]) -> None:
         """Makes changes pending again; a newer change of the same task wins."""

@@ -106,15 +106,14 @@ def tasks(
 
 
 def _list(bus: BusTarget, user: str | None, source: str | None, everyone: bool, as_json: bool) -> None:
-    headings: tuple[str, ...] = _HEADINGS
-    tool = "list_tasks"
-    if everyone:
-        headings, tool = (*_HEADINGS, "OWNER"), "all_tasks"
+    headings, tool = ((*_HEADINGS, "OWNER"), "all_tasks") if everyone else (_HEADINGS, "list_tasks")
     reply = call_bus_tool(bus, tool, {}, user, source=source)
+    rows = reply["tasks"]
     if as_json:
         terminal.print_json(reply)
     else:
-        terminal.print_table(headings, [(*_row(each), *_whose(each)) for each in reply["tasks"]])
+        whose = [[f"{kind} {each[kind]}" for kind in ("user", "source", "identity") if kind in each] for each in rows]
+        terminal.print_table(headings, [(*_row(each), *of) for each, of in zip(rows, whose, strict=True)])
 
 
 def _owner(bus: BusTarget, task_id: str) -> tuple[str | None, str | None]:
@@ -125,11 +124,6 @@ def _owner(bus: BusTarget, task_id: str) -> tuple[str | None, str | None]:
     if identity := found[0].get("identity"):
         terminal.fail(f"{task_id} belongs to the identity {identity!r}: use its key, with --credential")
     return found[0].get("user"), found[0].get("source")
-
-
-def _whose(task: Mapping[str, Any]) -> list[str]:
-    """Returns whose a task is, for a table; nothing where the bus does not say."""
-    return [f"{kind} {task[kind]}" for kind in ("user", "source", "identity") if kind in task]
 
 
 def _row(task: Mapping[str, Any]) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def _surroundings() -> Iterator[dict[str, object]]:
 @contextmanager
 def _running_bus() -> Iterator[dict[str, str]]:
     """Runs a bus with a tool for an access level; yields its addresses."""
-    from toolbus.parts.tasks.loop_thread import LoopThread  # not in what sandboxes itself: they bring grpc
+    from tests.support.loop_thread import LoopThread  # not in what sandboxes itself: they bring grpc
     from toolbus.testing import running_bus
 
     thread, running = LoopThread("breakout-bus"), AsyncExitStack()

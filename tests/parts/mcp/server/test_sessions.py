@@ -126,7 +126,7 @@ async def test_a_stream_that_nobody_may_listen_to_leaves_nothing(monkeypatch: py
     async with mcp_bench() as bench:
         session, stream = bench.session(), MessageStream("s")
         with pytest.raises(LimitExceeded, match="mcp_listeners"):
-            session.stand(stream, bench.server.follow)
+            session.stand(stream, bench.server.subscriptions.follow)
         session.notify("notifications/tools/list_changed")
         assert stream.size == 0
 

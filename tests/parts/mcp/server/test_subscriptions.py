@@ -118,7 +118,7 @@ async def test_updates_of_a_resource_are_asked_for_once_and_told_to_all() -> Non
         mounted = Mounted("m", resources=["x://a", "x://b"])
         features_of(bench.bus.core).add(mounted)
         session, standing = bench.session(), Channel()
-        session.stand(standing, bench.server.follow)
+        session.stand(standing, bench.server.subscriptions.follow)
         await bench.ask("resources/subscribe", {"uri": "x://a"}, session=session)
         await bench.ask("resources/subscribe", {"uri": "x://a"}, session=session)
         async with listening(bench, {"resourceSubscriptions": ["x://a", "y://none"]}) as channel:
@@ -151,7 +151,7 @@ async def test_a_session_that_ends_ends_its_subscriptions() -> None:
         mounted = Mounted("m", resources=["x://a"])
         features_of(bench.bus.core).add(mounted)
         session, standing = bench.session(), Channel()
-        session.stand(standing, bench.server.follow)
+        session.stand(standing, bench.server.subscriptions.follow)
         await bench.ask("resources/subscribe", {"uri": "x://a"}, session=session)
         bench.server.sessions.end(session)
         assert mounted.listeners == {"x://a": []}
@@ -163,7 +163,7 @@ async def test_a_session_that_ends_ends_its_subscriptions() -> None:
 async def test_a_legacy_session_is_told_on_its_standing_stream() -> None:
     async with mcp_bench() as bench:
         session, standing = bench.session(), Channel()
-        session.stand(standing, bench.server.follow)
+        session.stand(standing, bench.server.subscriptions.follow)
         tool(bench, "a")
         assert await standing.wait("notifications/tools/list_changed") == [{}]
 
@@ -217,7 +217,7 @@ async def test_a_session_gets_what_plugins_say_to_its_user() -> None:
         quiet.set_level("warning")
         channels = [Channel() for _ in range(3)]
         for session, channel in zip((anyone, ann, quiet), channels, strict=True):
-            session.stand(channel, bench.server.follow)
+            session.stand(channel, bench.server.subscriptions.follow)
         board.publish("tea", "", "ready", '{"wants": "reply", "cups": 2}', 1.0)
         board.publish("tea", "bob", "yours", "", 2.0)
         said = [[each["data"]["text"] for each in channel.of("notifications/message")] for channel in channels]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.parts.moving.registry.example_tools import ANYTHING, with_tools
+from tests.support.loop_thread import LoopThread
 from tests.support.waiting import until, within
 from toolbus.loop import RealtimeSession
 from toolbus.parts.models.dialects.openai_realtime import OpenAIRealtime
-from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.tools import ToolDefinition, ToolRegistry
 
 

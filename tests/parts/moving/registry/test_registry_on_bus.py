@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 from tests.parts.moving.registry.example_tools import ANYTHING, CITY, BlockedTool, offer
+from tests.support.loop_thread import LoopThread
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import SetupError
 from toolbus.parts.moving.registry.backend import SOURCE
-from toolbus.parts.tasks.loop_thread import LoopThread
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
 from toolbus.testing import running_bus
 from toolbus.tools import TaskManager, ToolRegistry

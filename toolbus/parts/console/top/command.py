@@ -166,9 +166,8 @@ def top(
 
 def _can_draw() -> bool:
     """Tells whether this is a terminal that a screen can be drawn on; Textual draws on standard error."""
-    return os.environ.get("TERM", "dumb") != "dumb" and all(
-        stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
-    )
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return os.environ.get("TERM", "dumb") != "dumb" and all(stream.isatty() for stream in streams)
 
 
 def _show_screen(target: BusTarget, interval: float, selection: Selection, light: bool) -> None:

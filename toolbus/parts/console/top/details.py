@@ -17,10 +17,7 @@ Fact: TypeAlias = tuple[str, str]
 
 MAX_TREE = 200  # calls of a tree
 MAX_NEWEST = 10  # calls of a tool
-_OF_SESSION = (
-    *("state", "kind", "identity", "peer"),
-    *("in_flight", "max_in_flight", "pending", "stuck", "tools"),
-)
+_OF_SESSION = (*("state", "kind", "identity", "peer"), *("in_flight", "max_in_flight", "pending", "stuck", "tools"))
 
 
 def title_of(line: Any) -> str:
@@ -59,15 +56,12 @@ def _of_tool(line: ToolLine, state: BusState, now: float) -> list[Fact]:
         ("p50, p95", f"{units.duration(tool.p50)}, {units.duration(tool.p95)}"),
         ("last call", units.clock(tool.last_ended)),
     ]
-    own = [each for each in select(CALLS, state, now, Selection()) if _is_of(each, tool.key)]
+    calls = select(CALLS, state, now, Selection())
+    own = [each for each in calls if (str(each.call.get("source", "")), str(each.call.get("name", ""))) == tool.key]
     facts += _column("newest calls", [_short(each) for each in own[:MAX_NEWEST]])
     failures = [each for key, each in state.failures.items() if key[:2] == tool.key]
     facts += _column("errors seen", [f"{each.count} × {each.newest['outcome'].lower()}" for each in failures])
     return facts
-
-
-def _is_of(line: CallLine, key: tuple[str, str]) -> bool:
-    return (str(line.call.get("source", "")), str(line.call.get("name", ""))) == key
 
 
 def _of_source(line: SourceLine, state: BusState) -> list[Fact]:
@@ -84,12 +78,9 @@ def _of_source(line: SourceLine, state: BusState) -> list[Fact]:
 
 def _of_failure(line: FailureLine, state: BusState, now: float) -> list[Fact]:
     failure = state.failures.get(line.key, line.failure)
-    newest = _of_call(CallLine(failure.newest, False, failure.newest.get("seconds")), state, now)
-    return [
-        ("errors", f"{units.count(failure.count)} since this program began to read; the newest one:"),
-        ("", ""),
-        *newest,
-    ]
+    count = f"{units.count(failure.count)} since this program began to read; the newest one:"
+    newest = CallLine(failure.newest, False, failure.newest.get("seconds"))
+    return [("errors", count), ("", ""), *_of_call(newest, state, now)]
 
 
 def _newest_of(line: CallLine, state: BusState, now: float) -> CallLine:
@@ -102,11 +93,7 @@ def _of_call(line: CallLine, state: BusState, now: float) -> list[Fact]:
     call = line.call
     failure: Mapping[str, Any] = call.get("failure") or {}
     limit = failure.get("limit")
-    facts = [
-        ("outcome", line.outcome),
-        ("duration", units.duration(line.seconds)),
-        ("stage", line.stage or "-"),
-    ]
+    facts = [("outcome", line.outcome), ("duration", units.duration(line.seconds)), ("stage", line.stage or "-")]
     if failure:
         facts += [
             ("message", str(failure.get("message") or "- (the bus does not record contents)")),
@@ -150,15 +137,9 @@ def nested_calls(line: CallLine, state: BusState, now: float) -> Iterator[str]:
             continue
         drawn.add(each.key)
         yield f"{before}{'→ ' if each.key == line.key else ''}{_short(each)}"
-        nested = children.get(str(each.call.get("id") or "-"), [])
-        waiting += [
-            (
-                child,
-                below + ("└─ " if child is nested[-1] else "├─ "),
-                below + ("   " if child is nested[-1] else "│  "),
-            )
-            for child in reversed(nested)
-        ]
+        for number, child in enumerate(reversed(children.get(str(each.call.get("id") or "-"), []))):
+            mark, line_below = ("├─ ", "│  ") if number else ("└─ ", "   ")  # the last one comes first here
+            waiting.append((child, below + mark, below + line_below))
 
 
 def _short(line: CallLine) -> str:

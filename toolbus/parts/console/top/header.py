@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from textual.content import Content
-from textual.events import Click
-from textual.message import Message
 from textual.widgets import Static
 
 from toolbus.common.text import clean_line
@@ -23,19 +21,12 @@ _Parts = list[Content | tuple[str, str]]
 class ViewTab(Static):
     """The name of a table, with its key; a click shows it."""
 
-    class Chosen(Message):
-        """It was clicked."""
-
-        def __init__(self, view: View) -> None:
-            self.view = view
-            super().__init__()
-
     def __init__(self, view: View) -> None:
         self.view = view
         super().__init__(id=f"tab-{view.name}")
 
-    def on_click(self, event: Click) -> None:
-        self.post_message(self.Chosen(self.view))
+    async def on_click(self) -> None:
+        await self.run_action(f"app.view({self.view.name!r})")
 
 
 def bus_line(state: BusState, address: str, now: float, loss: ConnectionLoss | None, *, is_paused: bool) -> Content:

@@ -57,13 +57,6 @@ class ColumnHeads(Widget):
     DEFAULT_CSS = "ColumnHeads { height: 1; }"
     COMPONENT_CLASSES: ClassVar[set[str]] = {"heads--sorted"}
 
-    class Chosen(Message):
-        """A heading was clicked."""
-
-        def __init__(self, word: str) -> None:
-            self.word = word
-            super().__init__()
-
     def __init__(self) -> None:
         self._view: View | None = None  # None before the first table
         self._sort, self._reverse = "", False
@@ -89,14 +82,12 @@ class ColumnHeads(Widget):
             segments += [Segment(title, chosen if column.word == self._sort else style), Segment(" " * GAP, style)]
         return Strip(segments).adjust_cell_length(width, style)
 
-    def on_click(self, event: Click) -> None:
+    async def on_click(self, event: Click) -> None:
         """Sorts by the column that was clicked."""
-        if self._view is None:
-            return
         left = 1
-        for column, room in places(self._view, self.size.width):
+        for column, room in places(self._view, self.size.width) if self._view is not None else ():
             if left <= event.x < left + room:
-                self.post_message(self.Chosen(column.word))
+                await self.run_action(f"app.sort_by({column.word!r})")
             left += room + GAP
 
 
@@ -117,7 +108,7 @@ class RowList(ScrollView, can_focus=True):
         Binding("enter", "open", "Open"),
     ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        *("rows--cursor", "rows--ok", "rows--warning", "rows--bad", "rows--accent", "rows--muted", "rows--lost"),
+        *("rows--cursor", "rows--ok", "rows--warning", "rows--bad", "rows--accent", "rows--muted", "rows--lost")
     }
     lost: reactive[bool] = reactive(False)
 
@@ -193,14 +184,10 @@ class RowList(ScrollView, can_focus=True):
         self._redraw()
 
     def _find_cursor(self) -> None:
-        if self._key is None:
-            self._cursor = 0
-            return
-        for number, line in enumerate(self._lines):
-            if line.key == self._key:
-                self._cursor = number
-                return
-        self._move_to(self._cursor)
+        same = (number for number, line in enumerate(self._lines) if line.key == self._key)
+        self._cursor = 0 if self._key is None else next(same, self._cursor)
+        if self._key is not None:
+            self._move_to(self._cursor)
 
     def _move_to(self, number: int) -> None:
         self._cursor = max(0, min(number, len(self._lines) - 1))

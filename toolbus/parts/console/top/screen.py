@@ -82,10 +82,8 @@ def drain_of(source: str) -> Act:
             return Notice(failed, "it has no session", "warning")
         return Notice(f"draining {name}", f"sessions: {answer['sessions']}")
 
-    warning = (
-        "Its sessions take no new calls, finish those in flight and close. The plugin does not come back by itself."
-    )
-    return Act("Drain", source, warning, failed, "toolbus:drain", {"source": source}, told)
+    what = "Its sessions take no new calls, finish those in flight and close. The plugin does not come back by itself."
+    return Act("Drain", source, what, failed, "toolbus:drain", {"source": source}, told)
 
 
 def cancel_of(call: Row) -> Act:
@@ -313,10 +311,6 @@ class TopApp(App[int]):
         self.query_one("#filter", Input).value = self._selections[name].filter
         self.draw()
 
-    def on_view_tab_chosen(self, message: ViewTab.Chosen) -> None:
-        """Shows the table whose name was clicked."""
-        self.action_view(message.view.name)
-
     def _select(self, selection: Selection) -> None:
         self._selections[self._view.name] = selection
         self.draw()
@@ -328,11 +322,10 @@ class TopApp(App[int]):
         at = words.index(selection.sort) if selection.sort in words else -1 if by > 0 else 0
         self._select(replace(selection, sort=words[(at + by) % len(words)], reverse=False))
 
-    def on_column_heads_chosen(self, message: ColumnHeads.Chosen) -> None:
-        """Sorts by the column that was clicked; a second click reverses the order."""
+    def action_sort_by(self, word: str) -> None:
+        """Sorts by a column; a second time reverses the order."""
         selection = self._selections[self._view.name]
-        reverse = not selection.reverse if message.word == selection.sort else False
-        self._select(replace(selection, sort=message.word, reverse=reverse))
+        self._select(replace(selection, sort=word, reverse=word == selection.sort and not selection.reverse))
 
     def action_reverse(self) -> None:
         selection = self._selections[self._view.name]
@@ -376,9 +369,8 @@ class TopApp(App[int]):
     def on_row_list_opened(self, message: RowList.Opened) -> None:
         """Shows everything that is known of a line."""
         line = message.line
-        self.push_screen(
-            FactsDialog(details.title_of(line), lambda: details.facts_of(line, self.state, self._live.now))
-        )
+        title, live = details.title_of(line), self._live
+        self.push_screen(FactsDialog(title, lambda: details.facts_of(line, self.state, live.now)))
 
     def action_exit(self, code: int) -> None:
         self.exit(code)

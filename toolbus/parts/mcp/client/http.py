@@ -33,15 +33,7 @@ from toolbus.parts.mcp.client.http_link import (
     read_whole,
     stage_of,
 )
-from toolbus.parts.mcp.client.transport import (
-    Busy,
-    Lost,
-    NeedsLogin,
-    Outgoing,
-    Receiver,
-    RequestId,
-    other_form,
-)
+from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin, Outgoing, Receiver, RequestId, other_form
 from toolbus.parts.mcp.messages import eras, headers, jsonrpc
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
 

@@ -373,8 +373,7 @@ def mount(
     ] = None,
     eager: Annotated[bool, typer.Option("--eager", help="Start it with the bus, not with its first call.")] = False,
     era: Annotated[
-        str | None,
-        typer.Option(metavar="auto|legacy|modern", help="The era of the protocol: found out, or demanded."),
+        str | None, typer.Option(metavar="auto|legacy|modern", help="The era of the protocol: found out, or demanded.")
     ] = None,
     pin: Annotated[
         str | None,

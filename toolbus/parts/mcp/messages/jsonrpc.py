@@ -131,8 +131,7 @@ def decode(data: bytes) -> JsonRpcMessage:
             )
     elif message.id is UNSET or (not message.result and message.error is None):
         raise RpcError(
-            McpCode.INVALID_REQUEST,
-            "the message has no method, and is not a response with an id and a result or error",
+            McpCode.INVALID_REQUEST, "the message has no method, and is not a response with an id and a result or error"
         )
     return message
 

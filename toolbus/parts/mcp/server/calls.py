@@ -249,11 +249,7 @@ def unknown_tool(name: str) -> RpcError:
 
 def describe(error: CallError) -> dict[str, Any]:
     """Returns the error of a failed call, for programs."""
-    described: dict[str, Any] = {
-        "code": error.code.name,
-        "stage": error.stage.name,
-        "retry_safe": error.retry_safe,
-    }
+    described: dict[str, Any] = {"code": error.code.name, "stage": error.stage.name, "retry_safe": error.retry_safe}
     if error.limit is not None:
         described["limit"] = {"name": error.limit[0], "value": error.limit[1]}
     if error.retry_after_seconds:

@@ -20,13 +20,7 @@ from toolbus.bus.keys.seal import STATE_SECONDS, BrokenSeal
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.mcp_request import CallParams, McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
-from toolbus.protocol.input_requests import (
-    InvalidInput,
-    capabilities_for,
-    check_answer,
-    check_answers,
-    missing_needs,
-)
+from toolbus.protocol.input_requests import InvalidInput, capabilities_for, check_answer, check_answers, missing_needs
 from toolbus.protocol.limits import MIB
 
 STATE = "state"  # the purpose of a sealed state

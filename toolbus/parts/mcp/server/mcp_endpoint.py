@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.gateway.gateway_parts import IDENTITY
+from toolbus.bus.web_paths import disconnected
 from toolbus.common.cancellation import wait_first
 from toolbus.common.text import quote
 from toolbus.errors import Code, LimitExceeded, NotPermitted, Stage, ToolBusError, http_status
@@ -211,7 +212,7 @@ class McpEndpoint:
         stream, after = self._resumed(session, headers.get("last-event-id"))
         polled = session.version >= POLLED_SINCE
         writing = stream.write(send, after=after, ping_seconds=self._timings.ping_seconds, primed=polled)
-        await wait_first(writing, _left(receive))
+        await wait_first(writing, disconnected(receive))
 
     def _resumed(self, session: McpSession, last: str | None) -> tuple[MessageStream, int]:
         """Returns the stream that a client asks for, and the number of the last event that it has.
@@ -340,7 +341,7 @@ class _Exchange:
             self._timer = loop.call_later(seconds, self._open)
 
     async def _watch(self) -> None:
-        await _left(self._receive)
+        await disconnected(self._receive)
         self._has_left = True
         if self._task is not None:
             self._task.cancel()
@@ -405,12 +406,6 @@ async def _body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     return b"".join(parts)
-
-
-async def _left(receive: Receive) -> None:
-    """Waits until the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _respond(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:

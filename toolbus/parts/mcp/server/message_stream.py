@@ -19,11 +19,7 @@ MAX_BYTES = 1024 * 1024
 RETRY_MS = 5_000
 POLL_RETRY_MS = 500  # after the bus has closed a long stream
 
-HEADERS = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _PING = b": ping\n\n"
 
 
