@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
 from unicodedata import category, east_asian_width
@@ -99,14 +100,17 @@ def ending() -> Iterator[None]:
 
 
 @contextmanager
-def wrong_usage() -> Iterator[None]:
-    """Ends the command as wrong usage where the block raises a SetupError."""
+def refusing(code: int = REFUSED) -> Iterator[None]:
+    """Ends the command with a code where the block, or the function that it decorates, raises a SetupError."""
     from toolbus.errors import SetupError
 
     try:
         yield
     except SetupError as error:
-        fail(str(error), USAGE)
+        fail(str(error), code)
+
+
+wrong_usage = partial(refusing, USAGE)
 
 
 @contextmanager

@@ -219,9 +219,8 @@ def _print_trace(judged: Judged) -> None:
 
 def _list(rules: str, roles: str) -> None:
     choice = _choice(rules, roles, None)
-    terminal.print_table(
-        ("RULE", "LEVEL", "ROLE", "WHAT"), [(each.id, each.level, each.role, each.says) for each in choice.chosen()]
-    )
+    rows = [(each.id, each.level, each.role, each.says) for each in choice.chosen()]
+    terminal.print_table(("RULE", "LEVEL", "ROLE", "WHAT"), rows)
 
 
 def _play_bus(address: str) -> None:

@@ -82,10 +82,8 @@ async def _dev(
     as_json: bool,
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        try:
+        with terminal.refusing():
             bus = await started_bus(addresses)
-        except SetupError as error:
-            terminal.fail(str(error))
         stack.push_async_callback(bus.stop)
         address = bus.grpc_addresses[0]
         if as_json:

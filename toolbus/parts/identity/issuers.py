@@ -132,9 +132,8 @@ class IssuerKeys:
             self._keys = parse_jwks(content)
         except (SetupError, OSError, aiohttp.ClientError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
-            log.warning(
-                "keys of issuer %s not fetched, the earlier ones are valid for a day: %s", self._issuer.host, reason
-            )
+            why = f"not fetched, the earlier ones are valid for a day: {reason}"
+            log.warning("keys of issuer %s %s", self._issuer.host, why)
             return
         self._fetched = self._clock()
         log.info("keys of issuer %s fetched keys=%d", self._issuer.host, len(self._keys))

@@ -203,10 +203,8 @@ class KeyStore:
             if len(authority.roots) == 1:
                 raise SetupError("no rotation is under way: begin one with `toolbus keys rotate-ca`")
             old = old_keys(file, authority.root_id, now)
-            renewed = {
-                key.identity for key in file.keys.values() if key.root == authority.root_id and key.state(now) == "live"
-            }
-            names = sorted({key.identity for key in old} - renewed)
+            live = [key for key in file.keys.values() if key.state(now) == "live"]
+            names = sorted({key.identity for key in old} - {each.identity for each in live if each not in old})
             if names and not force:
                 raise SetupError(
                     f"credentials of {list_names(names)} know only the old root, and would stop working: renew each "

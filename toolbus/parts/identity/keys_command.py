@@ -6,10 +6,10 @@ import hashlib
 import shlex
 import ssl
 import time
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -124,27 +124,9 @@ OutOption = Annotated[
     Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the credential here (default: NAME.toolbus).")
 ]
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def refusing(command: Callable[P, T]) -> Callable[P, T]:
-    """Makes a command print an error of the keys, instead of a traceback."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        from toolbus.errors import SetupError
-
-        try:
-            return command(*args, **kwargs)
-        except SetupError as error:
-            terminal.fail(str(error))
-
-    return run
-
 
 @app.command(epilog=INIT_EPILOG)
-@refusing
+@terminal.refusing()
 def init(
     name: Annotated[
         list[str] | None, typer.Option(metavar="HOST", help="Host name or IP address of the bus; may be repeated.")
@@ -157,14 +139,11 @@ def init(
     """Make the keys of a bus: authority, server certificate, keys.toml."""
     directory = keys_directory(keys, data_dir)
     file, created = _store(directory).init(name or (), address or "")
-    from toolbus.parts.identity.authority import (
-        all_names,  # needs what only a store needs, which says so if it is missing
-    )
+    from toolbus.parts.identity.authority import all_names  # after the store, which says so if a library is missing
 
     if as_json:
-        terminal.print_json(
-            {"directory": str(directory), "names": list(file.names), "address": file.address, "created": created}
-        )
+        made = {"directory": str(directory), "names": list(file.names), "address": file.address, "created": created}
+        terminal.print_json(made)
         return
     terminal.print_lines(f"{'made' if created else 'renewed'} the keys in {directory}")
     terminal.print_lines(f"the server's certificate is for {', '.join(all_names(file.names))}")
@@ -174,7 +153,7 @@ def init(
 
 
 @app.command(epilog=ADD_EPILOG)
-@refusing
+@terminal.refusing()
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")],
     plugin: Annotated[
@@ -200,7 +179,7 @@ def add(
 
 
 @app.command(epilog=RENEW_EPILOG)
-@refusing
+@terminal.refusing()
 def renew(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")],
     days: DaysOption = 90,
@@ -219,7 +198,7 @@ def renew(
 
 
 @app.command("list", epilog=LIST_EPILOG)
-@refusing
+@terminal.refusing()
 def list_(keys: KeysOption = None, data_dir: DataDirOption = None, as_json: JsonOption = False) -> None:
     """List the keys, and identities without one."""
     store = _store(keys_directory(keys, data_dir))
@@ -236,7 +215,7 @@ def list_(keys: KeysOption = None, data_dir: DataDirOption = None, as_json: Json
 
 
 @app.command(epilog=REVOKE_EPILOG)
-@refusing
+@terminal.refusing()
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME|ID", help="Name of an identity, or id as in `keys list`.")],
     keys: KeysOption = None,
@@ -254,7 +233,7 @@ def revoke(
 
 
 @app.command("rotate-ca", epilog=ROTATE_EPILOG)
-@refusing
+@terminal.refusing()
 def rotate_ca(
     finish: Annotated[bool, typer.Option("--finish", help="Drop the old root.")] = False,
     force: Annotated[bool, typer.Option("--force", help="With --finish: even if credentials stop working.")] = False,
@@ -328,20 +307,10 @@ def _show_made(made: Made, scopes: Scopes, as_json: bool) -> None:
 
     allowed = scope_sentences(scopes)
     if as_json:
-        terminal.print_json(
-            {
-                "name": made.name,
-                "id": made.id,
-                "file": str(made.file),
-                "address": made.address,
-                "expires": made.expires,
-                "may": allowed,
-            }
-        )
+        terminal.print_json({**asdict(made), "file": str(made.file), "may": allowed})
         return
-    terminal.print_lines(
-        f"wrote {made.file}: identity {made.name}, credential {made.id}, good until {day_of(made.expires)}"
-    )
+    until = day_of(made.expires)
+    terminal.print_lines(f"wrote {made.file}: identity {made.name}, credential {made.id}, good until {until}")
     print_sentences(allowed)
     if scopes.attach:
         command = "python PLUGIN.py" if scopes.offer and not scopes.call else "toolbus list"
@@ -401,7 +370,7 @@ SUFFIX = ".toolbus"
 
 
 @app.command(epilog=SHOW_EPILOG)
-@refusing
+@terminal.refusing()
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Credential file.")],
     keys: KeysOption = None,
@@ -433,7 +402,7 @@ def show(
 
 
 @app.command(epilog=EXPORT_EPILOG)
-@refusing
+@terminal.refusing()
 def export(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="Credential file, or NAME for NAME.toolbus.")],
     pem: Annotated[Path, typer.Option(metavar="DIR", help="Write the PEM files here.")],

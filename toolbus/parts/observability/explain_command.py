@@ -10,7 +10,6 @@ from toolbus.cli import terminal
 from toolbus.cli.call_command import Steps, operator
 from toolbus.cli.help_text import epilog
 from toolbus.common.part import load
-from toolbus.errors import SetupError
 
 EXPLAIN_EPILOG = epilog(
     (
@@ -62,9 +61,7 @@ def explain(
 
 
 def _check_dialect(dialect: str) -> None:
-    try:
+    with terminal.wrong_usage():  # its part may be missing
         dialects = load("toolbus.parts.models.dialects.names:DIALECTS")
-    except SetupError as error:  # its part is missing
-        terminal.fail(str(error), terminal.USAGE)
     if dialect not in dialects:
         terminal.fail(f"--dialect is {dialect!r}, it must be one of {', '.join(dialects)}", terminal.USAGE)

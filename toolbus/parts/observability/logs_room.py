@@ -202,9 +202,8 @@ class PluginOutputs:
         rows = [{"source": each.source, **row} for each in own for row in each.plugins()]
         errors: dict[str, str] = {}
         sources = [each for each in self._supervisors() if source in ("", each)]
-        answers = await asyncio.gather(
-            *(self._call_supervisor(source, "plugins", {}) for source in sources), return_exceptions=True
-        )
+        calls = [self._call_supervisor(source, "plugins", {}) for source in sources]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
         for source, answer in zip(sources, answers, strict=True):
             if isinstance(answer, InvalidRequest):
                 errors[source] = str(answer)

@@ -80,10 +80,8 @@ class TraceSettings:
 
         That of traces has its path, the other needs one.
         """
-        disabled = (
-            environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none"
-        )
-        if "traces" in settings or disabled:
+        disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        if "traces" in settings or disabled or environ.get("OTEL_TRACES_EXPORTER") == "none":
             return {}
         variable = next((each for each in VARIABLES if environ.get(each)), "")
         if not variable:

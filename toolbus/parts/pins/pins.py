@@ -417,9 +417,8 @@ class Pins:
         news = [subject for review in reviews for subject in review.news]
         if news:
             subjects, becomes = list_names(news), "waits for an approval" if pin == "block" else "is offered"
-            log.warning(
-                "changed source=%r what=%s and %s: see `toolbus access approve %s`", source, subjects, becomes, source
-            )
+            text = "changed source=%r what=%s and %s: see `toolbus access approve %s`"
+            log.warning(text, source, subjects, becomes, source)
             self._audit.record("change", target=source, why=subjects, source=source)
 
 

@@ -13,7 +13,7 @@ import typer
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption
 from toolbus.cli.help_text import epilog
-from toolbus.errors import InvalidRequest, SetupError
+from toolbus.errors import InvalidRequest
 from toolbus.parts.recordings.comparison import (
     CHANGED,
     EQUAL,
@@ -84,10 +84,8 @@ def replay(
         terminal.fail(f"{file} cannot be read: {error.strerror}", terminal.USAGE)
     volatile = Volatile(ignore or ())
     if paths:
-        try:
+        with terminal.wrong_usage():
             reports = asyncio.run(_on_own_bus(paths, calls, volatile, destructive))
-        except SetupError as error:
-            terminal.fail(str(error), terminal.USAGE)
     else:
         target = BusTarget(bus, credential)
         reports = bus_client.with_host(target, lambda host: _play(host, calls, volatile, destructive))

@@ -451,10 +451,8 @@ class TaskManager:
         """
         started = self._clock() - (now - call.started)
         task = Task(new_id(self.home), call.entry.name, owner_of_call(call), started)
-        made_by = call.caller
-        caller = TaskCaller(
-            made_by.principal, made_by.budget, self._called, made_by.quota, may_set_context=made_by.may_set_context
-        )
+        by = call.caller
+        caller = TaskCaller(by.principal, by.budget, self._called, by.quota, may_set_context=by.may_set_context)
         task_call = TaskCall(call, task.task_id, caller, cancel, calls)
         if not self._begin(task, Work(task_call.stop, task_call), call.root.caller.principal.account):
             return None

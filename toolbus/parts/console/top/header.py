@@ -65,11 +65,9 @@ def figures(state: BusState, width: int) -> Content:
     parts.append((f"  lag {units.duration(bus.get('loop_lag'))}", _MUTED))
     parts.append((f"  late {units.count(bus.get('late'))}", _MUTED))
     contents = [part if isinstance(part, Content) else Content.styled(*part) for part in parts]
-    while (
-        len(contents) > 1 and width - begin.cell_length - sum(each.cell_length for each in contents) < RATE_BARS_LEAST
-    ):
-        contents.pop()
     room = width - begin.cell_length - sum(each.cell_length for each in contents)
+    while len(contents) > 1 and room < RATE_BARS_LEAST:
+        room += contents.pop().cell_length
     bars = units.sparkline(state.rates, max(RATE_BARS_LEAST, min(RATE_BARS, room)))
     return Content.assemble(begin, Content.styled(bars, "$accent"), *contents)
 

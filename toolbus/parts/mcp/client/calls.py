@@ -125,9 +125,8 @@ class MountHandler:
         self, entry: MountEntry, dispatcher: Dispatcher, owner: HandlerOwner, front: MountHandler | None = None
     ) -> None:
         self.source = entry.name
-        self.advice = (
-            f'if the server takes them, set "check_arguments": false below "toolbus" of the mount {entry.name}'
-        )
+        how = 'set "check_arguments": false below "toolbus" of the mount'
+        self.advice = f"if the server takes them, {how} {entry.name}"
         self.max_in_flight = entry.max_in_flight
         self._front = front or self
         self.pending: dict[str, Any] = {} if front is None else front.pending
@@ -469,9 +468,8 @@ class MountHandler:
 
     def _park(self, sent: SentCall, call: Call, task_questions: Mapping[str, Any] | None = None) -> None:
         """Ends a call with the questions of its server, and stores the server's side until the answers arrive."""
-        questions = task_questions or {
-            key: {"method": each.method, "params": each.params} for key, each in sent.questions.items()
-        }
+        own = {key: {"method": each.method, "params": each.params} for key, each in sent.questions.items()}
+        questions = task_questions or own
         self._sent.pop(call.id, None)
         sent.call = None
         state = self._parked.park(sent, _owner(call))

@@ -158,10 +158,8 @@ class Mounts:
             return BusMount(entry, open_transport, self._manifest, self._core, **options)
         if not entry.is_per_user:
             return Mount(entry, open_transport, self._manifest, self._core, **options)
-        open_for = self._opener_for_users(entry)
-        return PerUserMount(
-            entry, open_transport, self._manifest, self._core, logins=self.logins, open_for=open_for, **options
-        )
+        options |= {"logins": self.logins, "open_for": self._opener_for_users(entry)}
+        return PerUserMount(entry, open_transport, self._manifest, self._core, **options)
 
     def _opener_for_users(self, entry: MountEntry) -> Callable[[User], Transport]:
         """Returns what makes the transport of one user's server."""

@@ -137,9 +137,7 @@ async def authorize(provider: OAuthClientProvider, url: str, challenge: Challeng
     Raises:
         OAuthFlowError, httpx2.HTTPError: the provider got no token.
     """
-    request = httpx2.Request(
-        "POST", url, headers={"MCP-Protocol-Version": challenge.version} if challenge.version else {}
-    )
+    request = httpx2.Request("POST", url, headers={headers.VERSION: challenge.version} if challenge.version else {})
     flow = provider.async_auth_flow(request)
     refusal = httpx2.Response(
         challenge.status,

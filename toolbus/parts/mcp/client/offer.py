@@ -144,7 +144,8 @@ class MountOffer:
 
         What a server lists may take seconds to compile, and many times its size in memory.
         """
-        limit, held, spent = self._core.config.limits.declared_bytes_per_source, 0, 0.0
+        limits = self._core.config.limits
+        limit, held, spent = limits.declared_bytes_per_source, 0, 0.0
         why = f"the tools before it take what declared_bytes_per_source = {limit} allows: choose some with allow"
         read: dict[bytes, ReadTool] = {}
         beyond: list[Left] = []
@@ -154,9 +155,7 @@ class MountOffer:
             if isinstance(tool, msgspec.Raw) and held + len(bytes(tool)) > limit:
                 beyond.append(Left(str(name_of_written(tool)), why))
                 continue
-            each, seconds = await asyncio.to_thread(
-                _read_tool, self._entry, tool, self._core.config.limits, self._tools
-            )
+            each, seconds = await asyncio.to_thread(_read_tool, self._entry, tool, limits, self._tools)
             if not isinstance(each, ReadTool):
                 fit.append(each)
                 continue
@@ -633,9 +632,8 @@ class MountManifest(Fingerprints):
             of_mount = sorted((key for key in servers if key[0] == mount), key=lambda key: -servers[key]["saved"])
             stale = of_mount[MAX_COMMANDS:]
             subjects = [json.dumps([*key, subject]) for key in stale for subject in self._known.get(key, ())]
-            self._store.write(
-                self.kind, {json.dumps([mount, command]): fields}, [*subjects, *(json.dumps(key) for key in stale)]
-            )
+            removed = [*subjects, *(json.dumps(key) for key in stale)]
+            self._store.write(self.kind, {json.dumps([mount, command]): fields}, removed)
             for key in stale:
                 del servers[key]
                 self._known.pop(key, None)

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -473,7 +473,7 @@ def unmount(
     is_named = data_dir is not None and str(data_dir) != os.environ.get("TOOLBUS_DATA_DIR")
     place = _data_directory(data_dir) if bus is None or is_named else _directory_of_bus(BusTarget(bus), data_dir)
     own = OwnMounts(place)
-    with _refused():
+    with terminal.refusing():
         removed = own.remove(name)
         if removed:
             remove_tokens(own.path.parent, name)
@@ -484,15 +484,6 @@ def unmount(
         terminal.print_json({"name": name, "file": str(own.path), "removed": True})
     else:
         terminal.print_lines(f"{name} is unmounted")
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    """Ends the command where the block raises a SetupError."""
-    try:
-        yield
-    except SetupError as error:
-        terminal.fail(str(error))
 
 
 def _data_directory(given: Path | None) -> Path:
@@ -586,13 +577,13 @@ def _add(name: str, entry: Mapping[str, Any], place: Path, *, replace: bool) -> 
     """Checks an entry and writes it; ends the command if it is refused."""
     with terminal.wrong_usage():
         read_entry(Reader(entry, f"mount {name}"), name, AnyVariable(), [])
-    with _refused():
+    with terminal.refusing():
         OwnMounts(place).add({name: entry}, replace=replace)
 
 
 def _entry_of(name: str, place: Path) -> Any:
     """Returns the entry of a mount in the bus's own file; None without one."""
-    with _refused():
+    with terminal.refusing():
         return OwnMounts(place).entries().get(name)
 
 
@@ -604,14 +595,14 @@ def _login(name: str, url: str, place: Path) -> None:
         terminal.fail(f"logging in needs the extra {EXTRA}: run `pip install 'toolbus[{EXTRA}]'`")
     from toolbus.parts.mcp.client.oauth import login  # which needs it
 
-    with _refused():
+    with terminal.refusing():
         if not login(place, name, url, show=lambda text: terminal.print_lines(text, stream=sys.stderr)):
             terminal.print_lines(f"{url} asks for no login", stream=sys.stderr)
 
 
 def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
     own = OwnMounts(place)
-    with _refused():
+    with terminal.refusing():
         paths = files_to_import(what, os.environ, Path.home(), Path.cwd())
         servers = find_servers(paths, own.entries(), Path.cwd())
         rows = [(each.name, "skip" if each.why else "add", each.target, each.why) for each in servers]

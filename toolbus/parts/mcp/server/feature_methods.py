@@ -36,9 +36,8 @@ async def list_prompts(server: McpServer, request: McpRequest) -> bytes:
     """Lists the prompts that are visible to the client."""
     prompts = server.features.prompts(request.profile, request.identity)
     await server.save_names()
-    return _page(
-        server, request, "prompts", {wire: {**declared, "name": wire} for wire, (_, declared) in prompts.items()}
-    )
+    named = {wire: {**declared, "name": wire} for wire, (_, declared) in prompts.items()}
+    return _page(server, request, "prompts", named)
 
 
 async def list_resources(server: McpServer, request: McpRequest) -> bytes:
@@ -79,10 +78,9 @@ async def complete(server: McpServer, request: McpRequest) -> bytes:
         reference = {**reference, "name": declared["name"]}
     elif kind == "ref/resource":
         uri = str(reference.get("uri"))
-        template = server.features.templates(request.profile, request.identity).get(uri)
-        providers = (
-            server.features.providers_of(request.profile, request.identity, uri) if template is None else [template[0]]
-        )
+        viewer = request.profile, request.identity
+        template = server.features.templates(*viewer).get(uri)
+        providers = server.features.providers_of(*viewer, uri) if template is None else [template[0]]
         if not providers:
             raise unknown_resource(request, uri)
         provider = providers[0]

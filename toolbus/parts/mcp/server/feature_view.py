@@ -147,10 +147,8 @@ class FeatureView:
                 by_uri[uri] = (provider, declaration)
             elif uri not in self._noticed:
                 self._noticed[uri] = None
-                first = by_uri[uri][0].source
-                log.warning(
-                    "%s has the resource %.200r of %s too: it is read from %s", provider.source, uri, first, first
-                )
+                first, text = by_uri[uri][0].source, "%s has the resource %.200r of %s too: it is read from %s"
+                log.warning(text, provider.source, uri, first, first)
         return by_uri
 
 

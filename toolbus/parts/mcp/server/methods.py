@@ -183,13 +183,8 @@ def _result_of(task: Task) -> Result:
     if task.status is Status.COMPLETED and task.result is not None:
         return result
     code = Code[task.code] if task.code in Code.__members__ else Code.INTERNAL
-    return Result(
-        task.task_id,
-        result.output_json,
-        True,
-        CallError(code, task.error, Stage.ACCEPTED, reason=task.reason),
-        result.content,
-    )
+    error = CallError(code, task.error, Stage.ACCEPTED, reason=task.reason)
+    return Result(task.task_id, result.output_json, True, error, result.content)
 
 
 # Lists and resources come from `Subscriptions`; the states of tasks are added here.
@@ -379,9 +374,8 @@ async def _search(server: McpServer, request: McpRequest, arguments: bytes) -> b
     await server.save_names()
 
     def find() -> dict[str, object]:
-        index = indexes.index_of(
-            ("mcp", catalog.digest), [listing.tool.renamed(wire) for wire, listing in catalog.listings.items()]
-        )
+        tools = [listing.tool.renamed(wire) for wire, listing in catalog.listings.items()]
+        index = indexes.index_of(("mcp", catalog.digest), tools)
         return index.search(search.query, top_k=search.top_k, include_parameters=True)
 
     try:
@@ -392,10 +386,8 @@ async def _search(server: McpServer, request: McpRequest, arguments: bytes) -> b
     assert isinstance(results, list)  # `ToolIndex.search` says so
     tools = [{**each, "read_only": catalog.listings[each["name"]].tool.reads_only} for each in results]
     output = {"tools": tools}
-    text = encode(output).decode()
-    return request.complete(
-        {"content": [{"type": "text", "text": text}], "structuredContent": output, "isError": False}
-    )
+    content = [{"type": "text", "text": encode(output).decode()}]
+    return request.complete({"content": content, "structuredContent": output, "isError": False})
 
 
 def _called(server: McpServer, request: McpRequest, params: CallParams) -> CallParams | bytes:

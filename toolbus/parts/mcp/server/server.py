@@ -166,11 +166,10 @@ class McpServer:
         else:
             version, client = "", _ANYBODY
         assert isinstance(message.id, int | str)  # a request has one
+        written = bytes(message.params)
         return McpRequest(
-            *(message.id, method, params, bytes(message.params), modern, version, profile, identity, client),
-            session,
-            channel,
-            headers,
+            *(message.id, method, params, written, modern, version, profile, identity, client, session),
+            *(channel, headers),
         )
 
     def refuse(self, request: McpRequest, error: RpcError) -> tuple[int, bytes]:

@@ -108,9 +108,8 @@ class Subscriptions:
             LimitExceeded: the limit of listeners is reached.
         """
         if len(self._listeners) >= MAX_LISTENERS:
-            raise LimitExceeded(
-                "mcp_listeners", MAX_LISTENERS, "the bus has as many MCP listeners as it may: try later"
-            )
+            why = "the bus has as many MCP listeners as it may: try later"
+            raise LimitExceeded("mcp_listeners", MAX_LISTENERS, why)
         self._listeners[listener] = None
         listener.digests = {kind: self._digest(kind, listener) for kind in kinds}
 
@@ -127,9 +126,8 @@ class Subscriptions:
         listener = Listener(session.profile, session.identity, session.notify, modern=False)
         self.add(listener, LIST_CHANGES)
         principal = Principal(session.profile.source, is_admin=session.profile.administers, identity=session.identity)
-        end_reading = self._core.sessions.presence.notifications.read(
-            principal, functools.partial(_pass_on, session), lambda: None
-        )
+        notifications = self._core.sessions.presence.notifications
+        end_reading = notifications.read(principal, functools.partial(_pass_on, session), lambda: None)
 
         def end() -> None:
             end_reading()
@@ -222,12 +220,7 @@ def _pass_on(session: McpSession, notification: BoardEntry) -> None:
     if (user and notification.user_id not in ("", user)) or not session.takes_level(NOTIFICATION_LEVEL):
         return
     data = json.loads(notification.data_json) if notification.data_json else None
-    said = {
-        "text": notification.text,
-        "user_id": notification.user_id,
-        "wants": wants_of(data),
-        "data": data,
-        "number": notification.number,
-    }
+    said = {"text": notification.text, "user_id": notification.user_id, "number": notification.number}
+    said |= {"wants": wants_of(data), "data": data}
     message = {"level": NOTIFICATION_LEVEL, "logger": notification.source, "data": said}
     session.notify("notifications/message", message)
