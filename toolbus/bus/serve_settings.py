@@ -19,10 +19,10 @@ from toolbus.common.reader import Keys, Reader, path_of
 from toolbus.common.setting import (
     FLAG,
     TEXT,
+    CheckedRecord,
     Option,
     Setting,
     ValueKind,
-    check_settings,
     missing_parts,
     one_of,
     part_records,
@@ -43,7 +43,7 @@ Derive = Callable[[Mapping[str, Any], Collection[str], Mapping[str, str]], dict[
 
 
 @dataclass(frozen=True, slots=True)
-class ServeSettings:
+class ServeSettings(CheckedRecord):
     """The settings of ``toolbus serve``: those of the bus, and its own.
 
     Raises:
@@ -63,9 +63,6 @@ class ServeSettings:
     )
 
     ignored: tuple[str, ...] = ()  # warnings about variables of other programs that the bus reads and cannot use
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 def serve_settings() -> Iterator[Setting]:

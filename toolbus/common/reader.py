@@ -184,6 +184,17 @@ class Reader:
         """Returns the values of the fields that an object sets; see `matched`."""
         return {field: read(reader) for field, (reader, read) in self.matched(keys, fold).items()}
 
+    def records(self, kind: Callable[..., T], keys: Keys, **missing: Any) -> tuple[T, ...]:
+        """Makes something of each object of a list, by the values of its fields; `missing` has those it needs."""
+        made = []
+        for each in self.items():
+            values = missing | each.record(keys)
+            try:
+                made.append(kind(**values))
+            except SetupError as error:
+                raise SetupError(f"{each.place}: {error}") from None
+        return tuple(made)
+
     def _report_unknown(self, key: UnknownKey) -> None:
         if self.unknown is not None:
             self.unknown.append(key)

@@ -233,6 +233,15 @@ def check_settings(record: Any) -> None:
             each.check(name, getattr(record, name))
 
 
+class CheckedRecord:
+    """Base of the records of settings: dataclasses that check each setting by its own rule."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
 # -- settings of parts -----------------------------------------------------------------------------------------------
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from toolbus.common.setting import FLAG, check_settings, setting
+from toolbus.common.setting import FLAG, CheckedRecord, setting
 from toolbus.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
-class AuditSettings:
+class AuditSettings(CheckedRecord):
     """Whether a bus has an audit, and what is in it."""
 
     audit: bool = setting(True, FLAG, "writes an [audit](audit.md) in the data directory, if there is one")
     audit_required: bool = setting(False, FLAG, "refuses acts that the audit cannot record")
     audit_calls: bool = setting(False, FLAG, "the audit also has calls, without arguments and outputs")
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def needed_room(self) -> str:

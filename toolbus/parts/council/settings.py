@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from toolbus.common.reader import Keys, Read, Reader, UnknownKey, list_unknown, path_of, read_file, snake_case
-from toolbus.common.setting import PATH, Option, check_settings, is_file, setting
+from toolbus.common.setting import PATH, CheckedRecord, Option, is_file, setting
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import KIB, MAX_TIMEOUT_SECONDS
@@ -428,7 +428,7 @@ _MEMBER: Keys = {
 
 
 @dataclass(frozen=True, slots=True)
-class BusCouncil:
+class BusCouncil(CheckedRecord):
     """Which council a bus runs for hosts; without a file each request for a run brings its members."""
 
     council: Path | None = setting(
@@ -439,6 +439,3 @@ class BusCouncil:
         check=is_file,
         option=Option("Run the council of this file for hosts that call over HTTP.", "FILE"),
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)

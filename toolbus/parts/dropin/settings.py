@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolbus.common.setting import FLAG, PATH, Option, check_settings, is_folder, setting
+from toolbus.common.setting import FLAG, PATH, CheckedRecord, Option, is_folder, setting
 
 
 @dataclass(frozen=True, slots=True)
-class DropinSettings:
+class DropinSettings(CheckedRecord):
     """Which folder of drop-in tools a bus runs, if any."""
 
     tools_dir: Path | None = setting(
@@ -29,6 +29,3 @@ class DropinSettings:
         "loads tools from that folder only if it has a `_manifest.json`",
         option=Option("Load nothing from --tools-dir without a _manifest.json."),
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)

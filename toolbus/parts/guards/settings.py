@@ -7,7 +7,7 @@ from typing import Any
 
 from toolbus.bus.access.identity import Globs
 from toolbus.common.reader import Keys, Reader
-from toolbus.common.setting import check_settings, setting, table
+from toolbus.common.setting import CheckedRecord, setting, table
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 
@@ -120,22 +120,12 @@ _APPROVAL_KEYS: Keys = {
 }
 
 
-def _read(reader: Reader, kind: type[Any], keys: Keys, empty: dict[str, str]) -> tuple[Any, ...]:
-    rules = []
-    for each in reader.items():
-        try:
-            rules.append(kind(**{**empty, **each.record(keys)}))
-        except SetupError as error:
-            raise SetupError(str(error) if each.path in str(error) else f"{each.place}: {error}", error.loc) from None
-    return tuple(rules)
-
-
 def _rules(reader: Reader) -> tuple[GuardRule, ...]:
-    return _read(reader, GuardRule, _KEYS, {"guard": "", "on_failure": ""})
+    return reader.records(GuardRule, _KEYS, guard="", on_failure="")
 
 
 def _approval_rules(reader: Reader) -> tuple[ApprovalRule, ...]:
-    return _read(reader, ApprovalRule, _APPROVAL_KEYS, {})
+    return reader.records(ApprovalRule, _APPROVAL_KEYS)
 
 
 def _check(name: str, rules: tuple[Any, ...]) -> None:
@@ -144,14 +134,11 @@ def _check(name: str, rules: tuple[Any, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class GuardSettings:
+class GuardSettings(CheckedRecord):
     """The guards of a bus, in the order in which they see a call, and which calls need an approval."""
 
     guards: tuple[GuardRule, ...] = setting((), table(_rules), check=_check)
     approvals: tuple[ApprovalRule, ...] = setting((), table(_approval_rules), check=_check)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def needed_room(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from toolbus.common.reader import Keys, Reader
-from toolbus.common.setting import check_settings, setting, table
+from toolbus.common.setting import CheckedRecord, setting, table
 from toolbus.errors import SetupError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -71,20 +71,13 @@ _KEYS: Keys = {
 }
 
 
-def _rules(reader: Reader) -> ResultRules:
-    return ResultRules(**reader.record(_KEYS))
-
-
 def _check(name: str, rules: ResultRules) -> None:
     if rules.least and not (rules.memory_bytes or rules.disk_bytes):
         raise SetupError(f"{name} has neither memory_bytes nor disk_bytes, so nothing can be stored: give one of them")
 
 
 @dataclass(frozen=True, slots=True)
-class HandleSettings:
+class HandleSettings(CheckedRecord):
     """The large results of a bus."""
 
-    results: ResultRules = setting(ResultRules, table(_rules), check=_check)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
+    results: ResultRules = setting(ResultRules, table(lambda reader: ResultRules(**reader.record(_KEYS))), check=_check)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from toolbus.bus.access.identity import NAME
 from toolbus.common.reader import Keys, Reader
-from toolbus.common.setting import check_settings, setting, table
+from toolbus.common.setting import CheckedRecord, setting, table
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 
@@ -86,59 +86,33 @@ def read_issuers(reader: Reader) -> tuple[Issuer, ...]:
     Raises:
         SetupError: naming the place, the value, the rule and how to fix it.
     """
-    tables = reader.items()
-    if len(tables) > MAX_ISSUERS:
-        raise SetupError(f"{reader.place} has {len(tables)} issuers, at most {MAX_ISSUERS} are possible")
-    issuers = []
-    for each in tables:
-        fields = {"issuer": "", "audience": "", "jwks": "", **each.record(_KEYS)}
-        try:
-            issuers.append(Issuer(**fields))
-        except SetupError as error:
-            raise SetupError(f"{each.place}: {error}") from None
-    check_issuers(issuers)
-    return tuple(issuers)
+    count = len(reader.items())
+    if count > MAX_ISSUERS:
+        raise SetupError(f"{reader.place} has {count} issuers, at most {MAX_ISSUERS} are possible")
+    issuers = reader.records(Issuer, _KEYS, issuer="", audience="", jwks="")
+    _check_issuers(reader.place, issuers)
+    return issuers
 
 
-def check_issuers(issuers: list[Issuer]) -> None:
-    """Checks that no two records are of one issuer.
-
-    Raises:
-        SetupError: two are.
-    """
+def _check_issuers(_: str, issuers: tuple[Issuer, ...]) -> None:
     names = [each.issuer for each in issuers]
     for name in names:
         if names.count(name) > 1:
             raise SetupError(f"issuer {quote(name)} is configured twice: keep one record")
 
 
-def _algorithms(reader: Reader) -> tuple[str, ...]:
-    return tuple(item.choice(ALGORITHMS) for item in reader.items())
-
-
-def _groups(reader: Reader) -> dict[str, str]:
-    return {group: identity.text() for group, identity in reader.entries().items()}
-
-
 _KEYS: Keys = {
     **{name: (name, Reader.text) for name in ("issuer", "audience", "jwks", "name", "groups_claim")},
-    "groups": ("groups", _groups),
-    "algorithms": ("algorithms", _algorithms),
+    "groups": ("groups", lambda reader: {group: name.text() for group, name in reader.entries().items()}),
+    "algorithms": ("algorithms", lambda reader: tuple(each.choice(ALGORITHMS) for each in reader.items())),
 }
 
 
-def _check_issuers(name: str, issuers: tuple[Issuer, ...]) -> None:
-    check_issuers(list(issuers))
-
-
 @dataclass(frozen=True, slots=True)
-class IssuerSettings:
+class IssuerSettings(CheckedRecord):
     """Whose tokens prove identities, in addition to those of `keys.toml`."""
 
     issuers: tuple[Issuer, ...] = setting((), table(read_issuers), check=_check_issuers)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def check_beside(self, config: Any) -> None:
         """Checks that the bus has addresses where tokens are for.

@@ -13,7 +13,7 @@ from typing import Literal
 
 from toolbus.bus.access.identity import Globs
 from toolbus.common.reader import Keys, Reader
-from toolbus.common.setting import PATH, Option, check_settings, is_file, setting, table
+from toolbus.common.setting import PATH, CheckedRecord, Option, is_file, setting, table
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import MAX_LEVEL, MAX_TIMEOUT_SECONDS
@@ -132,15 +132,6 @@ class McpSettings:
             )
 
 
-def _read_mcp(reader: Reader) -> McpSettings:
-    """Reads the table ``[mcp]``.
-
-    Raises:
-        SetupError: naming the place, the value, the rule and how to fix it.
-    """
-    return McpSettings(**reader.record(_KEYS))
-
-
 def _profiles(reader: Reader) -> dict[str, Profile]:
     profiles = {name: Profile(name=name, **each.record(_PROFILE_KEYS)) for name, each in reader.entries().items()}
     return {DEFAULT_PROFILE: Profile()} | profiles
@@ -167,10 +158,10 @@ _KEYS: Keys = {
 
 
 @dataclass(frozen=True, slots=True)
-class McpConfig:
+class McpConfig(CheckedRecord):
     """The settings of a bus for MCP: what clients see, and which servers it mounts."""
 
-    mcp: McpSettings = setting(McpSettings, table(_read_mcp))
+    mcp: McpSettings = setting(McpSettings, table(lambda reader: McpSettings(**reader.record(_KEYS))))
     mcp_secrets: Path | None = setting(
         None,
         PATH,
@@ -185,6 +176,3 @@ class McpConfig:
         check=is_file,
         option=Option("Also mount the MCP servers of this JSON file, and follow its changes.", "FILE"),
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from toolbus.bus.loopback import mask
-from toolbus.common.setting import NUMBER, WHOLE, ValueKind, check_settings, setting
+from toolbus.common.setting import NUMBER, WHOLE, CheckedRecord, ValueKind, setting
 from toolbus.errors import SetupError
 from toolbus.protocol.limits import MAX_SPANS_PER_SECOND
 
@@ -43,7 +43,7 @@ def _check_most(name: str, most: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceSettings:
+class TraceSettings(CheckedRecord):
     """Where the spans of calls go; None as ``traces``: calls are not traced."""
 
     traces: str | None = setting(
@@ -63,9 +63,6 @@ class TraceSettings:
         "how many calls are sampled in a second at most; further calls are not sampled",
         check=_check_most,
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def url(self) -> str:

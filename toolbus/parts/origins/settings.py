@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from toolbus.common.setting import TEXTS, Option, check_settings, setting
+from toolbus.common.setting import TEXTS, CheckedRecord, Option, setting
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 
@@ -22,7 +22,7 @@ def _check(name: str, origins: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class OriginSettings:
+class OriginSettings(CheckedRecord):
     """The origins whose pages may be hosts over HTTP."""
 
     http_origins: tuple[str, ...] = setting(
@@ -33,9 +33,6 @@ class OriginSettings:
         check=_check,
         option=Option("Let web pages of this origin list and call tools; may be repeated (default: none).", "ORIGIN"),
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def needed_room(self) -> str:

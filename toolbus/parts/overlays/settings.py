@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.common.reader import Keys, Reader, read_file
-from toolbus.common.setting import PATH, Option, check_settings, is_file, setting
+from toolbus.common.setting import PATH, CheckedRecord, Option, is_file, setting
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import MAX_LEVEL, MAX_NAME
 
@@ -147,7 +147,7 @@ def read_overlay_file(path: Path) -> dict[str, Overlay]:
 
 
 @dataclass(frozen=True, slots=True)
-class OverlaySettings:
+class OverlaySettings(CheckedRecord):
     """Where the overlays of a bus are."""
 
     overlays: Path | None = setting(
@@ -160,9 +160,6 @@ class OverlaySettings:
         ),
         shown="none",
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def needed_room(self) -> str:

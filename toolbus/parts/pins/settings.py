@@ -8,7 +8,7 @@ from typing import Literal
 
 from toolbus.bus.config import check_sources
 from toolbus.common.reader import Reader
-from toolbus.common.setting import check_settings, setting, table
+from toolbus.common.setting import CheckedRecord, setting, table
 from toolbus.errors import SetupError
 
 Pin = Literal["warn", "block"]
@@ -27,13 +27,10 @@ def _check_pins(name: str, pins: Mapping[str, Pin]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class PinSettings:
+class PinSettings(CheckedRecord):
     """What happens to tools that a source changes after it was trusted; sources without a rule are not pinned."""
 
     pins: Mapping[str, Pin] = setting(dict, table(_pins), check=_check_pins)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def needed_room(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from toolbus.common.setting import TEXT, Option, check_settings, setting
+from toolbus.common.setting import TEXT, CheckedRecord, Option, setting
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 
@@ -28,7 +28,7 @@ def _check_url(name: str, url: str | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StorageSettings:
+class StorageSettings(CheckedRecord):
     """Where the settings and results are that several buses share."""
 
     storage: str | None = setting(
@@ -40,9 +40,6 @@ class StorageSettings:
         option=Option("Share settings and results with other buses, in this Postgres database.", "URL"),
         shown="the data directory",
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __repr__(self) -> str:
         return f"<StorageSettings {'postgresql' if self.storage else 'data directory'}>"  # a URL may hold a password

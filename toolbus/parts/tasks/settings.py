@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolbus.common.setting import NUMBER, check_settings, setting, within
+from toolbus.common.setting import NUMBER, CheckedRecord, setting, within
 
 MAX_SOFT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSettings:
+class TaskSettings(CheckedRecord):
     """When a call of a `ToolRegistry` becomes a task."""
 
     background_after_seconds: float = setting(
@@ -19,6 +19,3 @@ class TaskSettings:
         "how long a call of a `ToolRegistry(bus=…)` waits before it becomes a [task](../start/tasks.md); 0 to 3600",
         check=within(0, MAX_SOFT_SECONDS, "seconds"),
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.config import check_port
 from toolbus.bus.loopback import mask
-from toolbus.common.setting import TEXT, Option, check_settings, setting
+from toolbus.common.setting import TEXT, CheckedRecord, Option, setting
 from toolbus.errors import SetupError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _check_upstream(name: str, url: str | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamSettings:
+class UpstreamSettings(CheckedRecord):
     """The main server that a bus offers its tools to; None: it has none."""
 
     upstream: str | None = setting(
@@ -43,9 +43,6 @@ class UpstreamSettings:
         check=_check_upstream,
         option=Option("Also register the tools with the main server at http://HOST:PORT.", "URL"),
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def reserved(self) -> str:
