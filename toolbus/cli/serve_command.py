@@ -292,11 +292,7 @@ async def _serve(config: Config, as_json: bool) -> None:
 
 
 def _print_ready(bus: Any, as_json: bool) -> None:
-    if as_json:
-        addresses = {"grpc": list(bus.grpc_addresses), "http": bus.http_address, "https": bus.https_address}
-        terminal.print_json({"event": "ready", **addresses}, line=True)
-    else:
-        https = f" https={bus.https_address}" if bus.https_address else ""
-        terminal.print_lines(
-            f"toolbus ready grpc={','.join(bus.grpc_addresses)} http={bus.http_address or 'off'}{https}"
-        )
+    addresses = {"grpc": list(bus.grpc_addresses), "http": bus.http_address, "https": bus.https_address}
+    https = f" https={bus.https_address}" if bus.https_address else ""
+    text = f"toolbus ready grpc={','.join(bus.grpc_addresses)} http={bus.http_address or 'off'}{https}"
+    terminal.print_outcome(text, {"event": "ready", **addresses}, as_json, line=True)

@@ -176,6 +176,14 @@ def print_json(value: Any, *, line: bool = False) -> None:
         print(text, flush=line)
 
 
+def print_outcome(text: str, document: Any, as_json: bool, *, line: bool = False) -> None:
+    """Prints what a command came to: its text, or with --json the document."""
+    if as_json:
+        print_json(document, line=line)
+    else:
+        print_lines(text)
+
+
 def print_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], warned: Collection[int] = (), stream: TextIO | None = None
 ) -> None:

@@ -86,12 +86,9 @@ async def _dev(
             bus = await started_bus(addresses)
         stack.push_async_callback(bus.stop)
         address = bus.grpc_addresses[0]
-        if as_json:
-            where = {"grpc": list(bus.grpc_addresses), "http": bus.http_address}
-            terminal.print_json({"event": "ready", **where}, line=True)
-        else:
-            console = f", console http://{bus.http_address}/console" if bus.http_address else ""
-            terminal.print_lines(f"toolbus dev: bus {address}{console}")
+        console = f", console http://{bus.http_address}/console" if bus.http_address else ""
+        ready = {"event": "ready", "grpc": list(bus.grpc_addresses), "http": bus.http_address}
+        terminal.print_outcome(f"toolbus dev: bus {address}{console}", ready, as_json, line=True)
         output = print_json_report if as_json else PrefixedOutput()
         plugins: Running
         if own is None:

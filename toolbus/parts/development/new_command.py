@@ -56,10 +56,8 @@ def new(
     except OSError as error:
         terminal.fail(f"{home} cannot be written: {error.strerror}: let this user write there, or use --in")
     start = template.command(str(clients.resolve())).replace("@name@", name)
-    if as_json:
-        terminal.print_json({"folder": str(home), "files": list(files), "start": start})
-        return
-    terminal.print_lines(f"wrote {home}: {', '.join(files)}\nnext: cd {home} && {start}")
+    written = f"wrote {home}: {', '.join(files)}\nnext: cd {home} && {start}"
+    terminal.print_outcome(written, {"folder": str(home), "files": list(files), "start": start}, as_json)
 
 
 def _template(language: str, clients: Path) -> Template:

@@ -63,12 +63,9 @@ def approvals(
     if not id:
         terminal.fail(f"{verb} needs the ID of a call: `toolbus approvals` lists those that wait", terminal.USAGE)
     answer = call_bus_tool(target, "decide_call", {"id": id, "allow": verb is ApprovalVerb.ALLOW, "reason": reason})
-    if as_json:
-        terminal.print_json(answer)
-        return
     again = "" if verb is ApprovalVerb.DENY or answer["waiting"] else "; it runs when the caller makes it again"
     what = "allowed" if answer["allowed"] else "denied"
-    terminal.print_lines(f"{what} {answer['tool']} for {answer['caller']}{again}")
+    terminal.print_outcome(f"{what} {answer['tool']} for {answer['caller']}{again}", answer, as_json)
 
 
 def _row(call: Mapping[str, Any]) -> tuple[str, ...]:

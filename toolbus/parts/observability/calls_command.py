@@ -130,10 +130,7 @@ def calls(
 
 def _cancel(bus: BusTarget, call_id: str, as_json: bool) -> None:
     answer = call_bus_tool(bus, "cancel_call", {"id": call_id})
-    if as_json:
-        terminal.print_json(answer)
-    else:
-        terminal.print_lines(f"cancelled call {call_id} of {answer['caller']} to {answer['name']}")
+    terminal.print_outcome(f"cancelled call {call_id} of {answer['caller']} to {answer['name']}", answer, as_json)
 
 
 def _print_slow(answer: Mapping[str, Any], as_json: bool) -> None:

@@ -76,10 +76,7 @@ def _watch(channel: Any, metadata: Metadata, service: str, as_json: bool) -> boo
     request = health_pb2.HealthCheckRequest(service=service)
     for change in health_pb2_grpc.HealthStub(channel).Watch(request, metadata=metadata):
         status = _status_name(change.status)
-        if as_json:
-            terminal.print_json({"service": service, "status": status}, line=True)
-        else:
-            terminal.print_lines(status.lower())
+        terminal.print_outcome(status.lower(), {"service": service, "status": status}, as_json, line=True)
     return False  # a watch ends only if the server ends it
 
 

@@ -48,7 +48,4 @@ def approve(
         terminal.ask(f"Trust {list_names(each['subject'] for each in pending)} of source {source} as declared now?")
     expected = [change["fingerprint"] for change in pending]
     result = call_bus_tool(target, "approve", {"source": source, "tool": tool or "", "expected": expected})
-    if as_json:
-        terminal.print_json(result)
-    else:
-        terminal.print_lines(f"approved: {list_names(result['approved'])}")
+    terminal.print_outcome(f"approved: {list_names(result['approved'])}", result, as_json)

@@ -480,10 +480,7 @@ def unmount(
         names = list(own.entries())
     if not removed:
         terminal.fail(f"{own.path} has no mount {name}; it has {list_names(names)}")
-    if as_json:
-        terminal.print_json({"name": name, "file": str(own.path), "removed": True})
-    else:
-        terminal.print_lines(f"{name} is unmounted")
+    terminal.print_outcome(f"{name} is unmounted", {"name": name, "file": str(own.path), "removed": True}, as_json)
 
 
 def _data_directory(given: Path | None) -> Path:
