@@ -207,7 +207,7 @@ async def freeze(process: Child, rng: random.Random) -> None:
 
 async def call_on(host: Host, first: int, tally: Tally, over: asyncio.Event) -> None:
     """Makes one call after the other."""
-    tool, number = ("read", "write")[first % 2], first * 100_000_000
+    tool, number = ("read", "write")[first // HOSTS % 2], first * 100_000_000  # each host calls both
     while not over.is_set():
         number += 1
         began = time.monotonic()
