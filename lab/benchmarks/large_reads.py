@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
+import http.client
 import json
+import select
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import uvloop
@@ -20,7 +24,7 @@ from lab.benchmarks.facts import Column, Fact, Line, Measured, measured_here
 from lab.benchmarks.growth import ANSWER_SECONDS, PART, attached_plugin
 from lab.load import peer
 from lab.load.raw_http import META, MODERN
-from lab.stage import LOOPBACK, Stage
+from lab.stage import LOOPBACK, ROOT, Stage
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 TOOLS = 100_000
@@ -38,14 +42,14 @@ async def _reads(stage: Stage, rounds: int, repeats: int) -> tuple[Fact, ...]:
     bus = stage.bus(http=LOOPBACK)
     plugins = [await attached_plugin(bus.grpc, begin, PART) for begin in range(0, TOOLS, PART)]
     writer = plugins[0][0]
-    async with httpx.AsyncClient(base_url=bus.http, timeout=ANSWER_SECONDS) as http:
+    async with httpx.AsyncClient(base_url=bus.http, timeout=ANSWER_SECONDS) as client:
         ways: dict[str, Read] = {
             "nothing is read": functools.partial(asyncio.sleep, SETTLE_SECONDS),
-            "GET /api/tools": functools.partial(_get, http, "/api/tools"),
-            "search by words": functools.partial(_get, http, "/api/tools/search?q=tool_7+weather&mode=bm25"),
-            "search, the default": functools.partial(_get, http, "/api/tools/search?q=tool_7+weather"),
-            "export for openai": functools.partial(_get, http, "/api/tools/export?dialect=openai"),
-            "MCP tools/list, every page": functools.partial(_mcp, http),
+            "GET /api/tools": functools.partial(_get, client, "/api/tools"),
+            "search by words": functools.partial(_get, client, "/api/tools/search?q=tool_7+weather&mode=bm25"),
+            "search, the default": functools.partial(_get, client, "/api/tools/search?q=tool_7+weather"),
+            "export for openai": functools.partial(_get, client, "/api/tools/export?dialect=openai"),
+            "MCP tools/list, every page": functools.partial(_mcp, client),
             "List over gRPC, every page": functools.partial(_list, writer),
         }
         lines: dict[str, Line] = {
@@ -77,25 +81,34 @@ async def _read(pid: int, url: str, writer: peer.Peer, read: Read, repeats: int)
 
 
 @asynccontextmanager
-async def _asking_health(url: str) -> AsyncIterator[Sequence[float]]:
+async def _asking_health(url: str) -> AsyncIterator[list[float]]:
+    """Has a process of its own ask; the longest wait is in the list at the end."""
     waits: list[float] = []
-
-    async def ask() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS) as http:
-            while True:
-                began = time.perf_counter()
-                await http.get("/healthz")
-                waits.append(time.perf_counter() - began)
-                await asyncio.sleep(HEALTH_SECONDS)
-
-    asking = asyncio.create_task(ask())
+    command = [sys.executable, "-m", "lab.benchmarks.large_reads", url]
+    asking = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    assert asking.stdout is not None
+    await asking.stdout.readline()  # it has begun
     try:
         await asyncio.sleep(SETTLE_SECONDS)
         yield waits
     finally:
-        asking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asking
+        longest, _ = await asking.communicate()
+        waits.append(float(longest))
+
+
+def ask_health(url: str) -> None:
+    """Asks whether a bus is well until the end of standard input, and then writes the longest wait, in seconds."""
+    waits: list[float] = []
+    address = urlsplit(url)
+    with closing(http.client.HTTPConnection(address.netloc, timeout=ANSWER_SECONDS)) as connection:
+        while not select.select([sys.stdin], [], [], HEALTH_SECONDS if waits else 0.0)[0]:
+            began = time.perf_counter()
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+            waits.append(time.perf_counter() - began)
+            if len(waits) == 1:
+                print("asking", flush=True)
+    print(max(waits))
 
 
 def spent(pid: int) -> float:
@@ -103,11 +116,11 @@ def spent(pid: int) -> float:
     return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
-async def _get(http: httpx.AsyncClient, path: str) -> None:
-    (await http.get(path)).raise_for_status()
+async def _get(client: httpx.AsyncClient, path: str) -> None:
+    (await client.get(path)).raise_for_status()
 
 
-async def _mcp(http: httpx.AsyncClient) -> None:
+async def _mcp(client: httpx.AsyncClient) -> None:
     headers = {
         "Accept": "application/json, text/event-stream",
         "MCP-Protocol-Version": MODERN,
@@ -116,7 +129,7 @@ async def _mcp(http: httpx.AsyncClient) -> None:
     params: dict[str, Any] = {"_meta": META}
     while True:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": params}
-        text = (await http.post("/mcp", json=body, headers=headers)).text
+        text = (await client.post("/mcp", json=body, headers=headers)).text
         result = json.loads(text if text.startswith("{") else text.rpartition("data: ")[2])["result"]
         if "nextCursor" not in result:
             return
@@ -129,3 +142,7 @@ async def _list(some: peer.Peer) -> None:
         request.page_token = (await some.stub.List(request, timeout=ANSWER_SECONDS)).next_page_token
         if not request.page_token:
             return
+
+
+if __name__ == "__main__":
+    ask_health(sys.argv[1])
