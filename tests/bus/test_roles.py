@@ -65,6 +65,16 @@ async def test_what_is_not_the_name_of_a_role_is_not_added(role: str) -> None:
         assert bus.registry.roles == ("default",)
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"roles": [["a"]]}', '{"roles": [["a", "x"]]}'])
+async def test_a_damaged_file_keeps_the_bus_from_starting_and_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    (tmp_path / "roles.json").write_text(text)
+    for _ in range(2):
+        with pytest.raises(SetupError, match=r"roles.json is damaged.* to start with the roles of the configuration"):
+            async with running_bus(data_dir=tmp_path):
+                pass
+    assert (tmp_path / "roles.json").read_text() == text
+
+
 @pytest.mark.parametrize(("role", "origin"), [("a", "x"), ("", "operator"), ("a", None)])
 async def test_a_damaged_role_keeps_the_bus_from_starting(tmp_path: Path, role: str, origin: object) -> None:
     with closing(Store.of(tmp_path)) as store:

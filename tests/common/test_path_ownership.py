@@ -181,12 +181,12 @@ def test_a_bus_does_not_obey_a_data_directory_that_another_user_may_change(data:
     assert str(directory) in _start_fails(data)
 
 
-@pytest.mark.parametrize("name", [REGISTRATIONS, f"{REGISTRATIONS}-wal", LOCK])
+@pytest.mark.parametrize("name", ["permissions.json", REGISTRATIONS, f"{REGISTRATIONS}-wal", "tasks.db", LOCK])
 def test_a_bus_does_not_obey_a_file_of_another_user_in_its_data_directory(data: Path, name: str) -> None:
     _start(data)
     data.chmod(0o755)
     if not (data / name).exists():
-        (data / name).touch()
+        (data / name).write_text("{}" if name.endswith(".json") else "")
     _for_nobody(data / name)
     assert str(data) in _start_fails(data)
 

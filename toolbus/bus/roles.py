@@ -15,7 +15,7 @@ from toolbus.bus.access.identity import PROGRAM, Principal
 from toolbus.bus.audit import BUS, Audit
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
-from toolbus.bus.storage.store import Kind, Store, WriteFailed
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, read_state
 from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest, NotAudited, NotKept
 from toolbus.protocol.tool import MAX_ROLE, is_role
@@ -30,6 +30,7 @@ ROLES = Kind(  # by role, how it came
     without="start with the roles of the configuration",
     synced=True,
     shared="settings",
+    earlier=Earlier("roles.json", lambda path: dict(map(_read, read_state(path)["roles"]))),
 )
 
 

@@ -57,6 +57,20 @@ async def test_an_invalid_rule_changes_and_writes_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    "text", ["", "[]", '{"tools": ["a"]}', '{"tools": {"a": "ann"}}', '{"people": {"a": []}}', '{"tools": {"a": [1]}}']
+)
+async def test_a_file_that_cannot_be_read_keeps_the_bus_from_starting_and_stays_as_it_is(
+    tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "permissions.json").write_text(text)
+    for _ in range(2):
+        with pytest.raises(SetupError, match=r"permissions.json is damaged.* go back to the permissions"):
+            async with running_bus(data_dir=tmp_path):
+                pass
+    assert (tmp_path / "permissions.json").read_text() == text
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("tools", []),

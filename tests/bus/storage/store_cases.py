@@ -80,6 +80,13 @@ def edit_file(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
+def earlier_file(application_id: int) -> bytes:
+    """Returns a file of an earlier release whose tables are damaged."""
+    header = bytearray(b"SQLite format 3\0\x10\0\x01\x01\0@  " + bytes(76))
+    header[68:72] = application_id.to_bytes(4, "big")
+    return bytes(header) + b"\xff" * 8092
+
+
 @contextmanager
 def python(script: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.bus.storage.database import MAX_SHOWN, Damaged, Database, pragma
+from toolbus.bus.storage.database import MAX_SHOWN, Damaged, Database, checksum_of, pragma, time_bytes
 from toolbus.errors import SetupError
 
 FIRST = "CREATE TABLE notes (text TEXT)"
@@ -154,3 +154,8 @@ def test_a_file_that_cannot_be_written_now_is_not_called_damaged_by_lifting_it(m
         with pytest.raises(SetupError, match=r"SQLite says: .* Close") as caught, newer.errors():
             newer.migrate(connection)
     assert not isinstance(caught.value, Damaged)
+
+
+def test_a_checksum_tells_parts_apart_and_takes_zero_as_it_is_read_back() -> None:
+    assert checksum_of(b"a", b"b") != checksum_of(b"ab", b"")
+    assert time_bytes(-0.0) == time_bytes(0.0)

@@ -184,8 +184,8 @@ def test_a_result_that_another_bus_wrote_is_read_by_its_key(two: tuple[Store, St
 
 def test_a_kind_that_two_buses_declare_has_the_first_rows_of_one(two: tuple[Store, Store, Driver, Driver]) -> None:
     *_, driver, other = two
-    driver.declare(NEEDED, [("a", "1", 1)])
-    other.declare(NEEDED, [("b", "2", 2)])
+    driver.declare(NEEDED, [("a", "1", 1)], imported=False)
+    other.declare(NEEDED, [("b", "2", 2)], imported=False)
     assert list(other.load(NEEDED)) == [("a", "1", 1)], "at once: what it decides by them, all others decide too"
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,8 @@ ADA = Member(
 TWIST = PromptTool("propose_twist", description="One turn.", prompt="Propose one twist.")
 
 
-@dataclass(frozen=True)
-class Settings:
-    max_words_per_tool: int = 250
-    allow_user_control: bool = False
-    timeout_seconds: float = 30.0
+def rules(**options: Any) -> CouncilSettings:
+    return CouncilSettings(least_timeout_seconds=0.0, **options)
 
 
 class Pauses:
@@ -51,16 +47,16 @@ class Pauses:
 async def test_a_member_answers_the_prompt_as_itself_with_the_context_as_the_users_message() -> None:
     model = Model("  A letter arrives.  ")
     sidecar = SidecarSettings(model="small", temperature=0.3, top_p=0.5, max_tokens=200)
-    assert await run_prompt_tool(TWIST, ADA, "user: hi\n", Settings(), model, sidecar=sidecar) == "A letter arrives."
+    assert await run_prompt_tool(TWIST, ADA, "user: hi\n", rules(), model, sidecar=sidecar) == "A letter arrives."
     (question,) = model.questions
     assert question.messages[1] == {"role": "user", "content": "user: hi"}
-    assert question.messages[0] == {"role": "system", "content": instructions(TWIST, ADA, Settings())}
+    assert question.messages[0] == {"role": "system", "content": instructions(TWIST, ADA, rules())}
     assert (question.model, question.temperature, question.top_p, question.max_tokens) == ("small", 0.3, 0.5, 200)
     assert question.function is None
 
 
 def test_the_instructions_hold_identity_task_brevity_and_whose_the_users_character_is() -> None:
-    text = instructions(TWIST, ADA, Settings())
+    text = instructions(TWIST, ADA, rules())
     order = ["You are Ada", "archivist", "she/her", "Keeps the books.", "Dry.", "Whispers."]
     order += ["Propose Twist", "One turn.", "Propose one twist.", "at most 250 words", "belongs to the user"]
     places = [text.index(words) for words in order]
@@ -70,16 +66,16 @@ def test_the_instructions_hold_identity_task_brevity_and_whose_the_users_charact
 @pytest.mark.parametrize(
     ("settings", "gone"),
     [
-        (Settings(max_words_per_tool=0), "words."),
-        (Settings(allow_user_control=True), "belongs to the user"),
+        (rules(max_words_per_tool=0), "words."),
+        (rules(allow_user_control=True), "belongs to the user"),
     ],
 )
-def test_brevity_and_user_control_can_be_switched_off(settings: Settings, gone: str) -> None:
+def test_brevity_and_user_control_can_be_switched_off(settings: CouncilSettings, gone: str) -> None:
     assert gone not in instructions(TWIST, ADA, settings)
 
 
 def test_a_member_without_description_leaves_no_gaps_in_the_prompt() -> None:
-    text = instructions(TWIST, Member("1", "Bo"), Settings())
+    text = instructions(TWIST, Member("1", "Bo"), rules())
     assert "pronouns" not in text
     assert "role" not in text
     assert ": \n" not in text
@@ -93,7 +89,7 @@ async def test_the_councils_own_settings_fit() -> None:
 @pytest.mark.parametrize("bad", [RuntimeError("busy"), "", "  \n", Completion(""), "<think>hm</think>", None, 7])
 async def test_a_failure_or_an_empty_answer_is_retried_after_a_backoff(bad: Any) -> None:
     model, pauses = Model(bad, bad, "At last."), Pauses()
-    assert await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses) == "At last."
+    assert await run_prompt_tool(TWIST, ADA, "", rules(), model, sleep=pauses) == "At last."
     assert pauses.seconds == [0.5, 1.0]
 
 
@@ -109,7 +105,7 @@ async def test_a_failure_or_an_empty_answer_is_retried_after_a_backoff(bad: Any)
 async def test_after_three_attempts_the_last_failure_is_the_error(bad: Any, reason: str) -> None:
     model, pauses = Model(bad, bad, bad, "never asked"), Pauses()
     with pytest.raises(ToolBusError, match=f'"Propose Twist" failed 3 times, at last: .*{reason}'):
-        await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses)
+        await run_prompt_tool(TWIST, ADA, "", rules(), model, sleep=pauses)
     assert (len(model.questions), pauses.seconds) == (3, [0.5, 1.0])
 
 
@@ -117,13 +113,13 @@ async def test_after_three_attempts_the_last_failure_is_the_error(bad: Any, reas
 async def test_a_question_that_the_server_refuses_is_not_retried(status: int) -> None:
     model, pauses = Model(SidecarError("no such model", status), "never asked"), Pauses()
     with pytest.raises(ToolBusError, match='"Propose Twist" failed: the sidecar model failed: no such model'):
-        await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses)
+        await run_prompt_tool(TWIST, ADA, "", rules(), model, sleep=pauses)
     assert (len(model.questions), pauses.seconds) == (1, [])
 
 
 async def test_an_overloaded_server_is_retried() -> None:
     model = Model(SidecarError("busy", 429), SidecarError("broken", 500), "At last.")
-    assert await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=Pauses()) == "At last."
+    assert await run_prompt_tool(TWIST, ADA, "", rules(), model, sleep=Pauses()) == "At last."
 
 
 async def test_cancelling_ends_it_at_once_without_another_attempt() -> None:
@@ -136,7 +132,7 @@ async def test_cancelling_ends_it_at_once_without_another_attempt() -> None:
         await asyncio.Event().wait()
         return ""
 
-    running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", Settings(), silent))
+    running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", rules(), silent))
     await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -152,7 +148,7 @@ async def test_cancelling_during_a_pause_ends_it_too() -> None:
         await asyncio.Event().wait()
 
     model = Model("")
-    running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pause))
+    running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", rules(), model, sleep=pause))
     await asyncio.wait_for(pausing.wait(), WAIT_SECONDS)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -166,7 +162,7 @@ async def test_all_attempts_together_end_at_the_timeout() -> None:
         return ""
 
     with pytest.raises(ToolBusError, match="Tool invocation 'propose_twist' timed out"):
-        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), silent), WAIT_SECONDS)
+        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", rules(timeout_seconds=0.02), silent), WAIT_SECONDS)
 
 
 async def test_a_model_that_turns_the_timeout_into_its_own_error_is_not_retried() -> None:
@@ -181,7 +177,7 @@ async def test_a_model_that_turns_the_timeout_into_its_own_error_is_not_retried(
         return ""
 
     with pytest.raises(ToolBusError, match="Tool invocation 'propose_twist' timed out"):
-        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), wrapping), WAIT_SECONDS)
+        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", rules(timeout_seconds=0.02), wrapping), WAIT_SECONDS)
     assert len(questions) == 1
 
 

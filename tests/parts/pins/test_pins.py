@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bus.storage.store_cases import earlier_file
 from tests.bus.streams.test_tool_review import attach, attached, reasons, reviews
 from tests.support.core_model import Core, StreamDouble, names
 from toolbus.bus.serve_settings import settle
@@ -242,6 +243,20 @@ def test_after_damage_nothing_is_trusted_unseen(tmp_path: Path, damage: str) -> 
         pins.open(store)
         assert list(pins.review("s", [Tool("t")])) == [("t", "")]
         assert "u" not in str(pins.review("s", [Tool("v")], accepted=True)), "it was accepted before"
+
+
+def test_after_a_damaged_file_of_an_earlier_release_nothing_is_trusted_unseen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "pins.db").write_bytes(earlier_file(0x54427069))
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        pins = Pins({"s": "block"})
+        pins.open(store)
+        assert list(pins.review("s", [Tool("t")])) == [("t", "")]
+        assert pins.review("s", [Tool("u")], accepted=True) == {}, "as the store of callbacks says"
+    assert "pins.db is damaged" in caplog.text
+    assert "pinned to block wait for `toolbus access approve`" in caplog.text
 
 
 def test_what_does_not_fit_is_refused_where_changes_are_blocked() -> None:

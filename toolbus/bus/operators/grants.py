@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from toolbus.bus.access.identity import PROGRAM, Principal
@@ -17,7 +18,7 @@ from toolbus.bus.catalog.entry import BUS_SOURCE
 from toolbus.bus.catalog.policy import GENERATION, TOOLS, AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.signals import Signals
-from toolbus.bus.storage.store import Kind, Store, WriteFailed
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, read_state
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.text import list_names, quote, shorten
 from toolbus.errors import InvalidRequest
@@ -35,6 +36,7 @@ PERMISSIONS = Kind(  # by table and name: users, or null where a rule was remove
     without="go back to the permissions of the configuration",
     synced=True,
     shared="settings",
+    earlier=Earlier("permissions.json", lambda path: _read_earlier(path)),
 )
 
 
@@ -107,6 +109,13 @@ def _read(rows: Mapping[str, Any], rules: AccessRules) -> tuple[AccessRules, dic
         else:
             raise InvalidRequest(f"{table} has {shorten(repr(value))}, it must map sources to true or false")
     return rules, sources[SILENCED], sources[GENERATION]
+
+
+def _read_earlier(path: Path) -> Mapping[str, Any]:
+    tables = read_state(path)
+    rows = {_key(table, name): value for table, values in tables.items() for name, value in values.items()}
+    _read(rows, AccessRules())
+    return rows
 
 
 class Grants:

@@ -10,6 +10,7 @@ import os
 import sqlite3
 import stat
 import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -128,9 +129,15 @@ class Database:
             raise self.refused("it is not an SQLite file, or its beginning is damaged", self.restore)
         if len(header) < _HEADER_BYTES:
             raise self.refused(f"it is cut off after {len(header)} bytes", self.restore)
-        owner = struct.unpack_from(">I", header, _OWNER_OFFSET)[0]
+        owner = self.owner()
         if owner != self.application_id:
             raise self.refused(f"it is an SQLite file of another program (application_id {owner:#x})", leave)
+
+    def owner(self) -> int | None:
+        """Returns the application_id in the header of the file; None where it is cut off."""
+        with open(self.path, "rb") as file:
+            header = file.read(_HEADER_BYTES)
+        return None if len(header) < _HEADER_BYTES else int(struct.unpack_from(">I", header, _OWNER_OFFSET)[0])
 
     def create(self) -> None:
         """Creates an empty file that only its owner can read, from the first byte on.
@@ -240,6 +247,16 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 def pragma(connection: sqlite3.Connection, text: str) -> Any:
     """Returns the value of a pragma."""
     return connection.execute(f"PRAGMA {text}").fetchone()[0]
+
+
+def checksum_of(*parts: bytes) -> int:
+    """Returns the checksum of a row: SQLite detects a damaged structure, but not a flipped byte inside a value."""
+    return zlib.crc32(b"\0".join(parts))
+
+
+def time_bytes(seconds: float) -> bytes:
+    """Returns a REAL as bytes for a checksum, as it will be read back."""
+    return struct.pack(">d", seconds + 0.0)  # SQLite stores -0.0 as 0.0
 
 
 def _fix(error: sqlite3.Error) -> str | None:

@@ -8,12 +8,15 @@ known here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from toolbus.bus.storage.store import Kind, Store
-from toolbus.common.text import is_utf8
+from toolbus.bus.storage.database import checksum_of, time_bytes
+from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
+from toolbus.common.text import dump_json, is_utf8
 from toolbus.errors import InvalidRequest, InvalidTool
 from toolbus.protocol.tool import Annotations, Tool
 
@@ -105,4 +108,44 @@ def _fields(record: StoredRegistration) -> dict[str, Any]:
     return fields
 
 
-REGISTRATIONS = Kind("registrations", needed=True, without="start with none (its tools then have to register again)")
+def _read_earlier(path: Path) -> Mapping[str, Any]:
+    """Reads ``toolbus.db``, in which releases before ``bus.db`` had the registrations."""
+    values: dict[str, Any] = {}
+    with earlier_database(path, application_id=0x54427573, versions=2) as connection:
+        offers: dict[str, list[tuple[str | None, int]]] = {}
+        for key, role, place in connection.execute("SELECT key, role, place FROM offers ORDER BY key, number"):
+            offers.setdefault(key, []).append((role, place))
+        proofs: dict[str, tuple[str, str]] = {}
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+        for key, *texts, checksum in connection.execute("SELECT * FROM proofs") if "proofs" in tables else ():
+            if checksum != checksum_of(dump_json([key, *texts]).encode()):
+                raise ValueError("a row of proofs fails its checksum")
+            proofs[key] = (texts[0], texts[1])
+        for number, (key, source, tool, url, checked, checksum, answered_at, answered_checksum) in enumerate(
+            connection.execute(
+                "SELECT key, source, tool, callback_url, checked, checksum, answered_at, answered_checksum "
+                "FROM registrations ORDER BY rowid"
+            ),
+            1,
+        ):
+            own = offers.pop(key, [])
+            if checksum != checksum_of(dump_json([key, source, tool, url, checked, own]).encode()):
+                raise ValueError(f"row {number} of registrations fails its checksum")
+            if answered_checksum != checksum_of(time_bytes(answered_at)):
+                raise ValueError(f"answered_at in row {number} of registrations fails its checksum")
+            listener, secret = proofs.get(key, ("", ""))
+            record = StoredRegistration(
+                key, source, _tool(json.loads(tool)), url, bool(checked), tuple(own), answered_at, listener, secret
+            )
+            values[key] = _fields(record)
+        if offers:
+            raise ValueError("there are offers without their registration")
+    return values
+
+
+REGISTRATIONS = Kind(
+    "registrations",
+    needed=True,
+    without="start with none (its tools then have to register again)",
+    earlier=Earlier("toolbus.db", _read_earlier),
+)

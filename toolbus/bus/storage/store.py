@@ -1,10 +1,10 @@
 """Persists what a bus knows across restarts: rows of JSON, by kind and key, in one file (``bus.db``).
 
-The owner of a kind declares it (`Kind`): what becomes of a damaged row, and whether a change waits for the disk. The
-owners know their rows; this module knows none of them. A `Driver` has the rows: `SqliteDriver` in a file,
-`MemoryDriver` as long as the process, a part those that several buses share. Every row has a checksum, because a
-database detects a damaged structure but not a flipped byte inside a value. No error text repeats a row: it may hold
-passwords.
+The owner of a kind declares it (`Kind`): what becomes of a damaged row, whether a change waits for the disk, and the
+file in which earlier releases had it. The owners know their rows; this module knows none of them. A `Driver` has the
+rows: `SqliteDriver` in a file, `MemoryDriver` as long as the process, a part those that several buses share. Every row
+has a checksum, because a database detects a damaged structure but not a flipped byte inside a value. No error text
+repeats a row: it may hold passwords.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from toolbus.bus.storage.database import Damaged, Database, pragma, transaction
 from toolbus.common.path_ownership import check_path, make_directory
 from toolbus.common.text import shorten
-from toolbus.errors import NotKept, SetupError
+from toolbus.errors import NotKept, RequestError, SetupError
 
 log = logging.getLogger("toolbus.storage")
 
 FILE = "bus.db"
 LOCK = "toolbus.lock"
 APPLICATION_ID = 0x54426462  # "TBdb"
+KEPT = ".earlier"  # suffix of a file of an earlier release, once its rows are in the store
 CHECKPOINT_BYTES = 1 << 20  # written since the last checkpoint, until the next one
 MAX_SHOWN = 200
 
@@ -60,6 +61,20 @@ class WriteFailed(NotKept):
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """The file in which releases before ``bus.db`` had the rows of a kind.
+
+    Attributes:
+        file: its name in the data directory.
+        read: returns the values by key. Raises `Damaged` where the file is damaged, and `RequestError`, `ValueError`,
+            `TypeError`, `LookupError` or `AttributeError` where a value is.
+    """
+
+    file: str
+    read: Callable[[Path], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """The rows of one owner.
 
@@ -72,6 +87,7 @@ class Kind:
         blank: the value of a damaged row that is not needed; None: the row is left out, and deleted.
         shared: what several buses have in common where their store can do that: ``settings``, of which each bus has all
             rows in memory (`Store.on_change`); or ``results``, of which a bus reads a row when it is asked for it.
+        earlier: None: no earlier release had this kind.
     """
 
     name: str
@@ -80,6 +96,7 @@ class Kind:
     synced: bool = False
     blank: Any = None
     shared: Literal["", "settings", "results"] = ""
+    earlier: Earlier | None = field(default=None, compare=False)
 
 
 class Driver:
@@ -95,12 +112,12 @@ class Driver:
         """Connects, and migrates the database to this version. Returns the kinds of which damage has cost rows."""
         return frozenset()
 
-    def kinds(self) -> Collection[str]:
-        """Returns the kinds that were declared."""
-        return ()
+    def kinds(self) -> Mapping[str, bool]:
+        """Returns the kinds that were declared, and whether their first rows came from an earlier release."""
+        return {}
 
-    def declare(self, kind: Kind, rows: Sequence[Row] = ()) -> None:
-        """Adds a kind with its first rows, all or nothing."""
+    def declare(self, kind: Kind, rows: Sequence[Row], *, imported: bool) -> None:
+        """Adds a kind with its first rows, all or nothing; waits for the disk where there are rows."""
 
     def load(self, kind: Kind, key: str | None = None) -> Iterable[Row]:
         """Returns the rows of a kind, in the order in which their keys came; or that of one key, if it exists."""
@@ -136,6 +153,7 @@ class Store:
 
     Args:
         driver: where the rows are.
+        directory: where files of earlier releases are; None: nowhere.
 
     Attributes:
         age: since when, in seconds, changes of other buses may be missing; None where no other bus shares the rows.
@@ -144,8 +162,9 @@ class Store:
 
     age: float | None = None
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, directory: Path | None = None) -> None:
         self._driver = driver
+        self._directory = directory
         self._guard = threading.Lock()  # of the driver
         self._declared: set[str] = set()  # the kinds that were used since the start
         self.lost: set[str] = set()
@@ -153,7 +172,9 @@ class Store:
     @classmethod
     def of(cls, directory: Path | None) -> Store:
         """Returns the store of a data directory, locked against a second bus when it is opened; None: in memory."""
-        return cls(MemoryDriver() if directory is None else SqliteDriver(directory / FILE, lock=directory / LOCK))
+        if directory is None:
+            return cls(MemoryDriver())
+        return cls(SqliteDriver(directory / FILE, lock=directory / LOCK), directory)
 
     def __repr__(self) -> str:
         return f"<Store {self._driver!r} {sorted(self._declared)}>"
@@ -275,12 +296,55 @@ class Store:
         """Returns random bytes that all buses of these rows have; None where each bus has its own."""
         return None
 
+    # -- rows of earlier releases ----------------------------------------------------------------------------------
+
     def _declare(self, kind: Kind) -> None:
-        """Adds a kind where the database does not have it yet."""
-        if kind.name not in self._declared:
-            if kind.name not in self._driver.kinds():
-                self._driver.declare(kind)
-            self._declared.add(kind.name)
+        """Adds a kind, with the rows of an earlier release, where the database does not have it yet."""
+        if kind.name in self._declared:
+            return
+        earlier = kind.earlier if self._directory is not None else None
+        path = self._directory / earlier.file if self._directory is not None and earlier is not None else None
+        if path is not None and os.path.lexists(path):
+            check_path(path, str(path))
+        else:
+            path = None
+        imported = self._driver.kinds().get(kind.name)
+        if imported is None:
+            values = self._read_earlier(kind, earlier, path) if earlier is not None and path is not None else {}
+            self._driver.declare(kind, _rows(kind, values), imported=path is not None)
+            imported = path is not None
+        if path is not None:
+            _set_aside(path, imported=imported)
+        self._declared.add(kind.name)
+
+    def _read_earlier(self, kind: Kind, earlier: Earlier, path: Path) -> Mapping[str, Any]:
+        try:
+            return earlier.read(path)
+        except OSError as error:
+            raise SetupError(f"cannot read {path}: {error.strerror}: let this user read it") from error
+        except (Damaged, RequestError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            what = error.what if isinstance(error, Damaged) else shorten(str(error), MAX_SHOWN)
+            if kind.needed:
+                raise SetupError(
+                    f"{path} is damaged ({what}): restore it, or move it away to {kind.without}. Nothing was changed."
+                ) from error
+            log.error("%s is damaged (%s) and left out, to %s", path, what, kind.without)
+            self.lost.add(kind.name)
+            return {}
+
+
+def _set_aside(path: Path, *, imported: bool) -> None:
+    """Renames a file of an earlier release, so that it is a backup and not read again."""
+    if not imported or os.path.lexists(f"{path}{KEPT}"):
+        log.warning(
+            "%s is not used: %s has had these rows since an earlier start. To go back to this file, stop the bus and "
+            "move both %s and the files that end with %s away", path, FILE, FILE, KEPT,
+        )  # fmt: skip
+        return
+    for suffix in ("-wal", "-shm", "-journal", ""):  # the file itself last: then nothing is left to rename
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{path}{KEPT}{suffix}")
+    log.info("%s is in %s now, and its former file is kept as %s%s", path.name, FILE, path.name, KEPT)
 
 
 def _rows(kind: Kind, values: Mapping[str, Any]) -> list[Row]:
@@ -306,10 +370,10 @@ class MemoryDriver(Driver):
     def __repr__(self) -> str:
         return "in memory"
 
-    def kinds(self) -> Collection[str]:
-        return self._kinds
+    def kinds(self) -> Mapping[str, bool]:
+        return dict.fromkeys(self._kinds, False)
 
-    def declare(self, kind: Kind, rows: Sequence[Row] = ()) -> None:
+    def declare(self, kind: Kind, rows: Sequence[Row], *, imported: bool) -> None:
         self._kinds[kind.name] = {row[0]: row for row in rows}
 
     def load(self, kind: Kind, key: str | None = None) -> Iterable[Row]:
@@ -434,7 +498,7 @@ class SqliteDriver(Driver):
         lock.flush()
         return lock
 
-    def _create(self, kinds: Iterable[tuple[str, int, Sequence[Row]]] = ()) -> None:
+    def _create(self, kinds: Iterable[tuple[str, int, int, Sequence[Row]]] = ()) -> None:
         """Makes a file under another name and moves it into place, so that a file of this name is complete."""
         if not os.path.lexists(self.path):
             orphan = self._log()
@@ -449,9 +513,9 @@ class SqliteDriver(Driver):
             with self._new.errors(), closing(self._new.connect("rw")) as connection:
                 connection.execute("PRAGMA synchronous = OFF")  # it is synced as a whole, and only then moved
                 self._new.migrate(connection)
-                for kind in kinds:
+                for name, needed, imported, rows in kinds:
                     with transaction(connection):
-                        _declare(connection, *kind)
+                        _declare(connection, name, needed, imported, rows)
             _sync(self._new.path)
             os.replace(self._new.path, self.path)
         except BaseException:
@@ -498,19 +562,19 @@ class SqliteDriver(Driver):
         Raises:
             Damaged: a needed kind is not whole; nothing was changed.
         """
-        kinds: list[tuple[str, int, Sequence[Row]]] = []
+        kinds: list[tuple[str, int, int, Sequence[Row]]] = []
         lost = []
         try:
             with closing(self._file.connect("ro")) as connection:
                 if not self._is_whole(connection, "kinds"):
                     raise damage
-                for name, needed in connection.execute("SELECT name, needed FROM kinds").fetchall():
+                for name, needed, imported in connection.execute("SELECT name, needed, imported FROM kinds").fetchall():
                     whole = self._is_whole(connection, name)
                     if needed and not whole:
                         raise damage
                     if not whole:
                         lost.append(name)
-                    kinds.append((name, needed, _readable(connection, name, whole)))
+                    kinds.append((name, needed, imported, _readable(connection, name, whole)))
             with closing(self._file.connect("rw")) as connection:  # its log would be played back into the new file
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except (sqlite3.Error, UnicodeDecodeError):  # its message would quote damaged bytes
@@ -527,7 +591,7 @@ class SqliteDriver(Driver):
         return frozenset(lost)
 
     def _is_empty(self) -> bool:
-        return self.path.is_file() and not self.path.stat().st_size
+        return self.path.is_file() and not self.path.stat().st_size  # what a kill of an earlier release left
 
     def _log(self) -> Path | None:
         """Returns a log with rows that are not in the file yet; None: there is none."""
@@ -583,13 +647,14 @@ class SqliteDriver(Driver):
         except sqlite3.Error as error:
             raise WriteFailed(str(error)) from error
 
-    def kinds(self) -> Collection[str]:
+    def kinds(self) -> Mapping[str, bool]:
         with self._file.errors():
-            return {name for (name,) in self._open_connection().execute("SELECT name FROM kinds")}
+            rows = self._open_connection().execute("SELECT name, imported FROM kinds")
+            return {name: bool(imported) for name, imported in rows}
 
-    def declare(self, kind: Kind, rows: Sequence[Row] = ()) -> None:
+    def declare(self, kind: Kind, rows: Sequence[Row], *, imported: bool) -> None:
         with self._transaction(synced=bool(rows)) as connection:
-            _declare(connection, kind.name, kind.needed, rows)
+            _declare(connection, kind.name, kind.needed, imported, rows)
 
     def load(self, kind: Kind, key: str | None = None) -> Iterable[Row]:
         with self._file.errors():
@@ -635,9 +700,11 @@ def _shape(version: int) -> set[tuple[str, str]]:
         return set(model.execute(_TABLES))
 
 
-def _declare(connection: sqlite3.Connection, name: str, needed: int, rows: Sequence[Row]) -> None:
+def _declare(connection: sqlite3.Connection, name: str, needed: int, imported: int, rows: Sequence[Row]) -> None:
     connection.execute(_TABLE.format(name))
-    connection.execute("INSERT INTO kinds (name, needed, imported) VALUES (?, ?, 0)", (name, int(needed)))
+    connection.execute(
+        "INSERT INTO kinds (name, needed, imported) VALUES (?, ?, ?)", (name, int(needed), int(imported))
+    )
     connection.executemany(_PUT.format(name), rows)
 
 
@@ -660,3 +727,31 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_state(path: Path) -> Any:
+    """Returns the content of a JSON file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON.
+    """
+    return json.loads(path.read_text("utf-8"))
+
+
+@contextmanager
+def earlier_database(path: Path, application_id: int, versions: int) -> Iterator[sqlite3.Connection]:
+    """Opens an SQLite file of an earlier release for reading, with the log of a killed bus; it is not changed.
+
+    Raises:
+        Damaged: it cannot be read any more.
+        SetupError: it is another program's, a newer version wrote it, or another program uses it.
+    """
+    elsewhere = "use another --data-dir"
+    restore = f"restore a backup of it, or move it away to start without what it holds; or {elsewhere}"
+    file = Database(path, application_id, ("",) * versions, elsewhere, restore)
+    file.check_owner()
+    file.make_private()
+    with file.errors(), closing(file.connect("ro")) as connection:
+        file.version(connection, "integrity_check")
+        yield connection

@@ -11,17 +11,20 @@ import hashlib
 import json
 import logging
 import shlex
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from toolbus.bus.audit import Audit
-from toolbus.bus.storage.store import Kind, Store, WriteFailed
+from toolbus.bus.storage.database import checksum_of
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, earlier_database
 from toolbus.bus.streams.tool_review import Key
 from toolbus.common.text import escape_surrogates, escape_unsafe, list_names, quote
 from toolbus.parts.pins.settings import Pin
@@ -174,12 +177,31 @@ def _lines(canonical: str) -> list[str]:
 log = logging.getLogger("toolbus.pins")
 
 
+def _read_earlier(path: Path) -> Mapping[str, Any]:
+    """Reads ``pins.db`` of earlier releases."""
+    with earlier_database(path, application_id=0x54427069, versions=1) as connection:
+        return earlier_fingerprints(connection, path)
+
+
+def earlier_fingerprints(connection: sqlite3.Connection, path: Path) -> dict[str, Any]:
+    """Returns the rows of a table of earlier releases, by the key that they have in the store."""
+    rows = {}
+    for *key, approved, pending, checksum in connection.execute("SELECT * FROM fingerprints"):
+        texts = (*key, approved, pending)
+        if checksum != checksum_of(*(each.encode("utf-8", "surrogatepass") for each in texts)):
+            log.error("the fingerprint of %s of source %s in %s is damaged", key[2], key[0], path)
+            approved = ""
+        rows[json.dumps(key)] = {"approved": approved, "pending": pending}
+    return rows
+
+
 FINGERPRINTS = Kind(  # by source, command and subject, as JSON
     "pins",
     needed=False,
     without="start without the approvals of plugins: those pinned to block wait for `toolbus access approve`",
     blank={},
     shared="settings",
+    earlier=Earlier("pins.db", _read_earlier),
 )
 
 
@@ -194,6 +216,9 @@ class Fingerprints:
 
     Attributes:
         kind: of the rows.
+
+    Raises:
+        SetupError: from the constructor; a file of an earlier release cannot be used now, or is another program's.
     """
 
     kind = FINGERPRINTS
@@ -306,6 +331,9 @@ class Pins:
 
         Args:
             approved: as of `Fingerprints`.
+
+        Raises:
+            SetupError: a file of an earlier release cannot be used.
         """
         if self and self._stored is None:
             self._stored = Fingerprints(store, approved)

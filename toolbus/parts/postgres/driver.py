@@ -18,7 +18,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, LiteralString, TypeVar
@@ -192,10 +192,10 @@ class PostgresDriver(Driver):
             "its user create tables, or leave storage out: the settings of this machine are used then"
         )
 
-    def kinds(self) -> Collection[str]:
-        return self._rows
+    def kinds(self) -> Mapping[str, bool]:
+        return dict.fromkeys(self._rows, False)
 
-    def declare(self, kind: Kind, rows: Sequence[Row] = ()) -> None:
+    def declare(self, kind: Kind, rows: Sequence[Row], *, imported: bool = False) -> None:
         self._write(kind, rows, (), declares=True)
 
     def load(self, kind: Kind, key: str | None = None) -> Iterable[Row]:

@@ -10,6 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from toolbus.bus.config import Config
@@ -58,8 +59,8 @@ class SharedStore(Store):
     The first bus that asks an empty database for a kind of settings puts in what it has had itself.
     """
 
-    def __init__(self, driver: Driver) -> None:
-        super().__init__(driver)
+    def __init__(self, driver: Driver, directory: Path | None = None) -> None:
+        super().__init__(driver, directory)
         self._own = driver
         self.home = ""  # the end of the ids of this bus's tasks; set before it is opened
         self._postgres: PostgresDriver | None = None  # None until `share`
@@ -190,7 +191,7 @@ class SharedStore(Store):
                     f"{self.database} is away ({self.database.away}), and this bus never read {kind.name} from it: "
                     "start the database"
                 )
-            super().load(kind)  # declares it
+            super().load(kind)  # declares it, with the rows of earlier releases
             self.database.declare(kind, list(self._own.load(kind)))
         return shared
 

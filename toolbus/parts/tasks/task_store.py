@@ -7,17 +7,21 @@ may cost the last moments. Old results must not keep a bus from starting: a dama
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import math
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from toolbus.bus.storage.store import Kind, SqliteDriver, Store, WriteFailed
+from toolbus.bus.storage.database import Damaged, Database, checksum_of, time_bytes
+from toolbus.bus.storage.store import Earlier, Kind, SqliteDriver, Store, WriteFailed, earlier_database
 from toolbus.common.text import shorten
 from toolbus.errors import SetupError
 from toolbus.parts.tasks.task import HOME_DIGITS, Status, Task
@@ -31,10 +35,19 @@ MAX_BATCH = 1 << 20  # characters of one transaction, for whose length others wa
 CLOSE_SECONDS = 5.0
 
 _FIELDS = (
-    *("tool", "owner", "started", "ended", "status", "error"),
-    *("channel_id", "platform", "updated", "code", "reason"),
+    "tool",
+    "owner",
+    "started",
+    "ended",
+    "status",
+    "error",
+    "channel_id",
+    "platform",
+    "updated",
+    "code",
+    "reason",
 )
-TASKS = Kind("tasks", needed=False, without="start without earlier tasks")
+_EARLIER_ID = 0x54427461  # of the file in which earlier releases had tasks
 
 
 class TaskStore:
@@ -52,10 +65,7 @@ class TaskStore:
 
     def __init__(self, place: Store | Path, result_bytes: int, home: str = "") -> None:
         self._owns_store = isinstance(place, Path)
-        self._kind = _kind_of(home)
-        self._store = Store(SqliteDriver(place, label="the tasks' file ")) if isinstance(place, Path) else place
-        if self._owns_store:
-            self._store.open()
+        self._store, self._kind = _own_store(place) if isinstance(place, Path) else (place, _kind_of(home))
         self._result_bytes = result_bytes
         self._pending: dict[str, Task | None] = {}  # changes not yet written, by task_id; None: deleted
         self._changed = threading.Condition()  # guards the attributes above and below
@@ -207,4 +217,45 @@ def _task(task_id: str, fields: Mapping[str, Any]) -> Task:
 
 def _kind_of(home: str) -> Kind:
     """Returns the kind of the tasks of a bus; each of several has one, so that it restores and deletes only its own."""
-    return replace(TASKS, name=f"{TASKS.name}_{home}", shared="results") if home else TASKS
+    return replace(TASKS, name=f"{TASKS.name}_{home}", shared="results", earlier=None) if home else TASKS
+
+
+def _own_store(path: Path) -> tuple[Store, Kind]:
+    """Opens a file for tasks alone, and the kind that finds what an earlier release wrote under the same name."""
+    earlier = Earlier(f"{path.name}.former", _read_earlier)
+    _move_former(path, path.with_name(earlier.file))
+    store = Store(SqliteDriver(path, label="the tasks' file "), path.parent)
+    store.open()
+    return store, replace(TASKS, earlier=earlier)
+
+
+def _move_former(path: Path, former: Path) -> None:
+    """Makes room for a store, where an earlier release had a file of tasks."""
+    fix = "name another file"
+    file = Database(path, _EARLIER_ID, ("",), fix, f"move it away or {fix}", "the tasks' file ")
+    if not path.is_file() or not path.stat().st_size or file.owner() != _EARLIER_ID:
+        return
+    with suppress(Damaged), file.errors(), closing(file.connect("rw")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    for suffix in ("-wal", "-shm", ""):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{former}{suffix}")
+
+
+def _read_earlier(path: Path) -> Mapping[str, Any]:
+    """Reads ``tasks.db`` of earlier releases; a damaged row is left out."""
+    values = {}
+    with earlier_database(path, _EARLIER_ID, versions=1) as connection:
+        for task_id, ended, text, result, checksum in connection.execute(
+            "SELECT task_id, ended, fields, result, checksum FROM tasks ORDER BY ended NULLS LAST, rowid"
+        ):
+            end = b"" if ended is None else time_bytes(ended)
+            if checksum != checksum_of(task_id.encode(), end, text.encode(), result or b""):
+                log.error("a task in %s is damaged and left out: its checksum fails", path)
+                continue
+            encoded = None if result is None else base64.b64encode(result).decode()
+            values[task_id] = {**json.loads(text), "ended": ended, "result": encoded}
+    return values
+
+
+TASKS = Kind("tasks", needed=False, without="start without earlier tasks", earlier=Earlier("tasks.db", _read_earlier))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sqlite3
@@ -17,7 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.bus.storage.store_cases import earlier_file
 from toolbus.bus.storage.store import Store
+from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.offer import (
     MAX_COMMANDS,
@@ -227,6 +230,17 @@ def test_a_kill_loses_nothing_that_was_saved(tmp_path: Path) -> None:
         assert manifest.fingerprints("files", "c") == {"tool:a": Pinned("{}", "")}
 
 
+def test_after_a_damaged_file_of_an_earlier_release_nothing_is_trusted_unseen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mcp.db").write_bytes(earlier_file(0x5442746D))
+    with caplog.at_level(logging.ERROR), stored(tmp_path) as manifest:
+        assert "mcp.db is damaged" in caplog.text
+        assert manifest.was_damaged
+        assert not manifest.is_new("files", "c")
+        manifest.save("files", "c", SAID)
+
+
 def test_a_damaged_row_is_left_out_and_a_damaged_approval_counts_as_none(tmp_path: Path) -> None:
     with stored(tmp_path) as manifest:
         manifest.save("files", "c", SAID)
@@ -239,3 +253,13 @@ def test_a_damaged_row_is_left_out_and_a_damaged_approval_counts_as_none(tmp_pat
         assert manifest.load("files", "c") is None
         assert manifest.load("other", "c") == SAID
         assert manifest.fingerprints("files", "c")["tool:read"] == Pinned()
+
+
+def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE x (y)")
+    before = path.read_bytes()
+    with pytest.raises(SetupError, match="another program"), stored(tmp_path):
+        pass
+    assert path.read_bytes() == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,14 @@ def test_the_name_of_a_tool_that_is_gone_stays_taken_after_a_restart() -> None:
     assert name_of(names, "a:b") == "a_b"
     names.save()
     assert name_of(ToolNames(store), "a_b") != "a_b"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"default": 1}'])
+def test_a_file_of_names_that_cannot_be_read_is_no_reason_not_to_serve(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mcp-names.json").write_text(text)
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        assert name_of(ToolNames(store), "a:b") == "a_b"
 
 
 def test_names_of_tools_that_are_gone_are_forgotten_only_where_there_are_too_many(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,16 @@ def test_a_damaged_row_keeps_the_bus_from_starting(rows: object) -> None:
     store.put(UPSTREAM, SERVER, rows)
     with pytest.raises(SetupError, match="a row of upstream cannot be read"):
         StoredOwnership(store, SERVER)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"URL": 1}', '{"URL": [["t", null, "s"]]}', '{"URL": [["t", null, "s", "http://a.example/"]]}']
+)
+def test_a_damaged_file_keeps_the_bus_from_starting_and_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    text = text.replace("URL", SERVER)
+    (tmp_path / "upstream.json").write_text(text)
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        with pytest.raises(SetupError, match=r"upstream.json is damaged"):
+            StoredOwnership(store, SERVER)
+    assert (tmp_path / "upstream.json").read_text() == text

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +26,8 @@ import msgspec
 from toolbus.bus.catalog.entry import CompiledTool, compile_tool, memory_of
 from toolbus.bus.catalog.schema import compile_output_schema, compile_schema
 from toolbus.bus.core import Core
-from toolbus.bus.storage.store import Kind, Store, WriteFailed
+from toolbus.bus.storage.database import checksum_of, time_bytes
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, earlier_database
 from toolbus.common.beside_loop import beside_loop
 from toolbus.common.text import clean_line, dump_json, list_names, mark_unsafe, quote
 from toolbus.errors import InvalidTool
@@ -39,7 +41,7 @@ from toolbus.parts.mcp.messages.headers import marked
 from toolbus.parts.mcp.messages.hops import only_path, path_of, why_refused
 from toolbus.parts.mcp.messages.tools import METADATA_KEY, read_declaration, with_native
 from toolbus.parts.pins import pins
-from toolbus.parts.pins.pins import Fingerprints, tool_subject
+from toolbus.parts.pins.pins import Fingerprints, earlier_fingerprints, tool_subject
 from toolbus.protocol.json_schema import SchemaFault
 from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import MAX_NAME, NAME, Tool
@@ -579,12 +581,26 @@ MAX_COMMANDS = 4  # command lines of one mount that are stored
 KINDS = ("tools", "prompts", "resources", "templates")
 
 
+def _read_earlier(path: Path) -> Mapping[str, Any]:
+    """Reads ``mcp.db`` of earlier releases; the row of a server that is damaged is left out."""
+    with earlier_database(path, application_id=0x5442746D, versions=2) as connection:
+        rows = earlier_fingerprints(connection, path)
+        for mount, command, *texts, saved, checksum in connection.execute("SELECT * FROM servers"):
+            if checksum != checksum_of(*(each.encode() for each in (mount, command, *texts)), time_bytes(saved)):
+                log.error("%s: the row of mount %s is damaged and left out: its checksum is wrong", path, mount)
+                continue
+            peer, declarations = map(json.loads, texts)
+            rows[json.dumps([mount, command])] = {"peer": peer, "declarations": declarations, "saved": saved}
+    return rows
+
+
 MOUNTS = Kind(  # by mount, command and subject; of a server by mount and command
     "mounts",
     needed=False,
     without="let servers list their tools again, without approvals: those with pin = block wait for one",
     blank={},
     shared="settings",
+    earlier=Earlier("mcp.db", _read_earlier),
 )
 
 

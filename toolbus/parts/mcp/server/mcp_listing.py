@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -22,7 +23,7 @@ from toolbus.bus.access.identity import Identity, Principal, Scopes
 from toolbus.bus.catalog.entry import Block, Entry, ToolListing
 from toolbus.bus.core import Core
 from toolbus.bus.keys.seal import BrokenSeal, Sealer
-from toolbus.bus.storage.store import Kind, Store, WriteFailed
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, read_state
 from toolbus.common.newest import NewestCache
 from toolbus.errors import UnknownRole
 from toolbus.parts.mcp.features import features_of
@@ -46,11 +47,12 @@ NAMES = Kind(  # by profile, `_NUMBER` and number: by its name towards clients t
     needed=False,
     without="start without the names of tools towards MCP clients, so tools may get other names",
     synced=True,
+    earlier=Earlier("mcp-names.json", lambda path: _read_earlier(path)),
 )
 MAX_NAMES = 200_000  # of all profiles; beyond it, names of tools that are not offered are removed, oldest first
 ROW_NAMES = 1_000  # a new name is written in a row of its own, with others that came with it
 MAX_ROWS = 200  # besides full ones, before they are written anew as full ones
-_NUMBER = "\n"  # stands in a key between a profile and the number of the row
+_NUMBER = "\n"  # stands in a key between a profile and the number of the row; earlier releases wrote a profile alone
 _HASH_LENGTH = 8
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -71,8 +73,8 @@ class ToolNames:
         self._naming = threading.Lock()  # one name is given at a time
         self._added: list[tuple[str, str, str]] = []  # profile, wire name and name on the bus of those to be persisted
         rows = self._store.load(NAMES)
-        self._rows = sorted(rows, key=_number_of)  # oldest first
-        self._next = 1 + max(map(_number_of, rows), default=-1)
+        self._rows = sorted(rows, key=lambda row: int(row.partition(_NUMBER)[2] or -1))  # oldest first
+        self._next = 1 + max((int(row.partition(_NUMBER)[2] or -1) for row in rows), default=-1)
         # The profiles that had names before the start.
         self._earlier = frozenset(row.partition(_NUMBER)[0] for row in rows)
         for row in self._rows:
@@ -169,8 +171,9 @@ class ToolNames:
         self._listed[profile, wire] = name
 
 
-def _number_of(row: str) -> int:
-    return int(row.partition(_NUMBER)[2])
+def _read_earlier(path: Path) -> dict[str, dict[str, str]]:
+    tables = read_state(path)
+    return {profile: {wire: str(name) for wire, name in names.items()} for profile, names in tables.items()}
 
 
 MAX_PAGE_BYTES = 2 * MIB  # some clients ask for the first page only, so nearly every list is one page

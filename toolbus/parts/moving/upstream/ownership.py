@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from toolbus.bus.callback_url import parse_callback_url
-from toolbus.bus.storage.store import Kind, Store, WriteFailed
+from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, read_state
 from toolbus.parts.moving.upstream.upstream_responses import UpstreamListing, UpstreamTool
 
 log = logging.getLogger("toolbus.upstream")
@@ -117,6 +118,7 @@ UPSTREAM = Kind(  # by URL of the main server
     needed=True,
     without="start without them; tools that an earlier run left at a main server are then left alone",
     synced=True,
+    earlier=Earlier("upstream.json", lambda path: _read_earlier(path)),
 )
 
 
@@ -152,6 +154,11 @@ class StoredOwnership:
             if not self._broken:
                 log.warning("cannot store ownership (%s): after a restart the bus leaves its own tools alone", error)
             self._broken = True
+
+
+def _read_earlier(path: Path) -> dict[str, Any]:
+    content = read_state(path)
+    return {url: [list(_registration(row)) for row in rows] for url, rows in content.items()}
 
 
 def _registration(row: Any) -> Registration:
