@@ -81,7 +81,7 @@ class Server:
             except subprocess.TimeoutExpired:
                 continue
             break
-        raise AssertionError((self.folder / "log").read_text())
+        raise AssertionError(f"postgres ended with {self._process.poll()}: {(self.folder / 'log').read_text()}")
 
     def end(self, how: signal.Signals = signal.SIGQUIT) -> None:
         """Ends it: SIGKILL ends all its processes at once, as a power cut does; SIGQUIT too, in order."""

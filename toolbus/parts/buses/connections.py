@@ -54,7 +54,7 @@ class BusesTimings:
     tick: float = 0.25
     ping: float = 0.5
     give_up: float = 0.5
-    lose: float = 3.0
+    lose: float = 0.25
     hold: float = 5.0
     lookup: float = LOOKUP_SECONDS
     ready: float = 1.0
