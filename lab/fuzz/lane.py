@@ -57,12 +57,6 @@ class _Wire(asyncio.Transport):
     def getsockopt(self, *what: Any) -> bytes:
         return struct.pack("=iII", os.getpid(), os.getuid(), os.getgid())  # as the kernel says it of a peer
 
-    def fileno(self) -> int:
-        return -1  # nothing can be written past this transport
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
     def write(self, data: Any) -> None:
         self.written += data
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +22,12 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.aborted = False
-        self.socket: socket.socket | None = None
 
     def write(self, data: Any) -> None:
         self.written += bytes(data)
 
     def abort(self) -> None:
         self.aborted = True
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self.socket or default
-
-    def get_write_buffer_size(self) -> int:
-        return len(self.written)
-
-    def pass_on(self, other: socket.socket) -> bytes:
-        """Returns what the other end reads, and writes some of what waits, as a transport does."""
-        assert self.socket is not None
-        read = b""
-        with suppress(BlockingIOError):
-            while more := other.recv(1 << 16):
-                read += more
-        if self.written:
-            self.written = self.written[self.socket.send(self.written) :]
-        return read
 
 
 class End(LaneConnection):
@@ -152,28 +133,6 @@ def test_nothing_is_written_while_the_other_end_does_not_read() -> None:
     one.resume_writing()
     loop.run()
     assert one.wire.written == frame(2, b"a")
-
-
-@given(sizes=st.lists(st.integers(0, 150_000), min_size=1, max_size=8), reads=st.sets(st.integers(0, 7)))
-def test_frames_go_to_the_socket_at_once_and_never_overtake_those_that_wait(sizes: list[int], reads: set[int]) -> None:
-    one, _ = end()
-    ours, other = socket.socketpair()
-    with ours, other:
-        ours.setblocking(False)
-        other.setblocking(False)
-        one.wire.socket = ours
-        one.connection_made(one.wire)
-        read, sent = b"", b""
-        for number, size in enumerate(sizes):
-            payload = bytes([number]) * size
-            one.write(FrameKind.MESSAGE, payload)
-            sent += frame(FrameKind.MESSAGE, payload)
-            if number in reads:
-                read += one.wire.pass_on(other)
-                assert one.wire.written or read == sent  # nothing waits for a turn of the loop
-        while len(read) < len(sent):
-            read += one.wire.pass_on(other)
-        assert read == sent
 
 
 def test_an_error_while_writing_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:

@@ -95,7 +95,6 @@ class LaneConnection(asyncio.Protocol):
         self._part = bytearray()  # the beginning of a frame
         self._needed = 0  # bytes of that frame, as far as its header has come
         self._transport: asyncio.Transport | None = None  # None before it is connected, and after its end
-        self._file: int | None = None  # of its socket, while that is open for certain
         self._paused = False  # whether the other end reads too slowly
         self._planned = False  # whether `_flush` will run soon
 
@@ -125,17 +124,8 @@ class LaneConnection(asyncio.Protocol):
 
     def write(self, kind: FrameKind, payload: bytes = b"") -> None:
         """Writes a frame; one that has to wait in this process for the other end clears `may_write`."""
-        transport = self._transport
-        if transport is None:
-            return
-        data = HEADER.pack(len(payload), kind) + payload
-        if self._file is not None and not transport.get_write_buffer_size():
-            try:  # at once: uvloop writes at the end of the loop's turn
-                data = data[os.write(self._file, data) :]
-            except OSError:  # the socket is full, or the transport will see its end
-                pass
-        if data:
-            transport.write(data)
+        if self._transport is not None:
+            self._transport.write(HEADER.pack(len(payload), kind) + payload)
 
     def wake(self) -> None:
         """Has `write_waiting` called soon, once for all that is put in before that."""
@@ -146,7 +136,6 @@ class LaneConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Ends the connection at once."""
         self.over = True
-        self._file = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -155,13 +144,11 @@ class LaneConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins."""
         self._transport = cast(asyncio.Transport, transport)
-        connection = transport.get_extra_info("socket")
-        self._file = connection.fileno() if connection is not None else None
         self.connected()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Ends."""
-        self._transport = self._file = None
+        self._transport = None
         self._part.clear()
         self.over = True
         self.lost()
