@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from tests.support.waiting import HANG_SECONDS, within
+from tests.support.waiting import HANG_SECONDS, until, within
 from toolbus.errors import Code, PeerLost, Stage
+from toolbus.functions.call_context import CallOptions
 from toolbus.functions.workers import ChangeSignal
 from toolbus.parts.buses.connections import LostCalls
 from toolbus.protocol.tool import CallError, Result
@@ -67,3 +68,16 @@ async def test_a_lost_call_of_a_tool_that_no_bus_lists_in_time_ends() -> None:
     bus = NextBus({"other": True})
     assert await settled(bus, "read", seconds=0.0) == ["read"]
     assert bus.begun == []
+
+
+async def test_a_lost_call_waits_no_longer_than_its_own_timeout() -> None:
+    ended: list[str] = []
+    lost = LostCalls(NextBus({"other": True}), HANG_SECONDS)  # type: ignore[arg-type]
+    for name, timeout in (("short", 0.05), ("long", HANG_SECONDS)):
+        lost.add(OutgoingCall(name, "{}", lambda out, result: ended.append(out.name), None, CallOptions(timeout)), LOST)
+    settling = asyncio.create_task(lost.settle())
+    await until(lambda: ended, "the short call to end")
+    assert (ended, len(lost)) == (["short"], 1)  # the other one counts as unfinished
+    lost.fail()
+    await within(settling)
+    assert ended == ["short", "long"]

@@ -345,19 +345,21 @@ class LostCalls:
     def __init__(self, connections: HostConnections, seconds: float) -> None:
         self._connections = connections
         self._seconds = seconds
-        self._held: list[tuple[OutgoingCall, Result]] = []  # with the error of those that may not
+        # With the error of those that may not, and until when they wait, by the loop's time.
+        self._held: dict[OutgoingCall, tuple[Result, float]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, out: OutgoingCall, lost: Result) -> bool:
         """Holds a call; returns whether it is the first, so that `settle` has to run."""
-        self._held.append((out, lost))
+        until = min(asyncio.get_running_loop().time() + self._seconds, out.soft_deadline)
+        self._held[out] = lost, until
         return len(self._held) == 1
 
     def fail(self) -> None:
-        held, self._held = self._held, []
-        for out, lost in held:
+        held, self._held = self._held, {}
+        for out, (lost, _) in held.items():
             out.finish(lost)
 
     async def settle(self) -> None:
@@ -366,23 +368,21 @@ class LostCalls:
         A tool that the next bus does not list may come: its plugin attaches there again.
         """
         connections, clock = self._connections, asyncio.get_running_loop().time
-        until = clock() + self._seconds
         await asyncio.sleep(0)  # calls that are lost together are held together
-        await connections.changes.until(lambda: connections.connected or connections.is_over, self._seconds)
-        held, self._held = self._held, []
-        lost = dict(held)
         try:
-            while lost:
-                repeatable, absent = await self.look_up([out for out in lost if not out.ended], until - clock())
-                is_over = clock() >= until or connections.is_over
-                for out in [out for out in lost if is_over or out not in absent]:
-                    error = lost.pop(out)
-                    if out not in repeatable or not self.begin_again(out, error):
-                        out.finish(error)
-                if lost:
+            while held := dict(self._held):
+                nearest = min(until for _, until in held.values())
+                await connections.changes.until(lambda: connections.connected or connections.is_over, nearest - clock())
+                calls = [out for out in held if not out.ended]
+                repeatable, absent = await self.look_up(calls, nearest - clock()) if calls else (set(), set())
+                for out, (lost, until) in held.items():
+                    if out in absent and clock() < until and not connections.is_over:
+                        continue
+                    if self._held.pop(out, None) and (out not in repeatable or not self.begin_again(out, lost)):
+                        out.finish(lost)
+                if self._held:
                     await connections.changes.until(lambda: connections.is_over, TIMINGS.tick)
         except BaseException:
-            self._held += lost.items()
             self.fail()
             raise
 
@@ -685,11 +685,12 @@ class HostConnections(Connections):
 
     async def _repeat_pending(self, connection: Connection, session: PeerSession) -> None:
         """Makes the calls of a silent bus again whose tools are repeatable; that bus begins none of them later."""
-        pending = [out for out in session.pending.values() if not out.ended]
+        pending: list[OutgoingCall] = [out for out in session.pending.values() if not out.ended]
         if not pending or not self.settings.repeat:
             return
-        for out in (await self._lost.look_up(pending, self._timings.answer))[0]:
-            if session.pending.get(out.call_id) is out and not out.ended:
+        repeatable, _ = await self._lost.look_up(pending, self._timings.answer)
+        for out in pending:
+            if out in repeatable and session.pending.get(out.call_id) is out and not out.ended:
                 text = f"the bus at {connection.settings.address} stands still; it may have run {out.name!r}"
                 lost = Result(out.call_id, is_error=True, error=CallError(Code.UNAVAILABLE, text, Stage.UNKNOWN))
                 connection.calls.cancel(out)

@@ -328,6 +328,23 @@ def test_the_reason_of_a_bus_that_refuses_is_in_the_instructions() -> None:
     assert "there is no profile 'x'" in client.answer(1)["result"]["instructions"]
 
 
+def test_a_request_whose_bus_ends_while_it_is_sent_is_answered_once_and_run_nowhere_else() -> None:
+    class Ending(OneBus):
+        def send(self, line: bytes) -> None:
+            super().send(line)
+            if self.got[-1].get("method") == "tools/call":
+                client.loses(self)  # as the thread that reads notices it
+                raise BrokenPipeError
+
+    client = Client()
+    client.finds(Ending(client))
+    client.begin()
+    client.say("tools/call", 7, name="add")
+    following = client.finds(OneBus(client))
+    assert client.answer(7)["result"]["isError"]
+    assert "tools/call" not in following.methods
+
+
 def test_the_data_directory_is_that_of_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_data_dir() == platformdirs.user_data_path("toolbus")
     monkeypatch.setenv("XDG_DATA_HOME", "/elsewhere")

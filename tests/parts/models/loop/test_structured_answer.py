@@ -93,6 +93,8 @@ async def test_a_program_without_asyncio_runs_turns_on_its_sync_host_from_severa
     seen: list[str] = []
 
     def program(address: str) -> None:
+        own = asyncio.new_event_loop()
+        asyncio.set_event_loop(own)
         with SyncHost(address) as host:
             model = ScriptedModel(*(Step("", [("add", {"a": 1, "b": 2})]), says("3")) * 2, says(GOOD))
             with SyncToolLoop(host, model.endpoint) as loop:
@@ -101,6 +103,9 @@ async def test_a_program_without_asyncio_runs_turns_on_its_sync_host_from_severa
                 assert loop.run("Where?", output_type=Place).output == Place("Oslo", 4)
             with pytest.raises(SetupError, match="is closed"):
                 loop.run("Again.")
+        assert asyncio.get_event_loop() is own  # the program's, which still runs
+        own.run_until_complete(asyncio.sleep(0))
+        own.close()
 
     async with running_bus() as bus:
         await plugin.start(address=bus.grpc_addresses[0])

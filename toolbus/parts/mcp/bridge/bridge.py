@@ -283,10 +283,10 @@ class Bridge:
         try:
             link.send(request.line)
         except OSError as error:
-            with self._lock:
-                self._requests.pop(request.key, None)
+            with self._lock:  # it is not there where the end of the link was noticed first, and answered it
+                unsent = self._requests.pop(request.key, None) is request
             self.ended(link, str(error))
-            if is_request:
+            if unsent:
                 self._pass_on(request)
 
     def _hold(self, request: PendingRequest) -> None:

@@ -109,16 +109,24 @@ class SyncToolLoop:
                 turn.close()
                 raise SetupError("this SyncToolLoop is closed: make a new one")
             if self._loop is None:
-                runner = asyncio.Runner()
-                self._loop = runner.get_loop()
-                self._thread = threading.Thread(target=_run, args=(runner,), name="toolbus turns", daemon=True)
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name="toolbus turns", daemon=True)
                 self._thread.start()
             return self._loop
 
 
-def _run(runner: asyncio.Runner) -> None:
-    with runner:  # its end cancels what is left
-        runner.get_loop().run_forever()
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs a loop until it is stopped, and cancels what is left of it."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
 
 
 class _SyncHostView:
