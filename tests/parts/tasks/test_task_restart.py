@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.parts.tasks.samples import Clock, running
 from tests.parts.tasks.task_cases import SOON, Work, awaited, begin, clock, task_of, tasks
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until, within
+from toolbus.bus.storage.store import Kind, MemoryDriver, Store, WriteFailed
 from toolbus.errors import SetupError
-from toolbus.parts.tasks import Status, TaskManager
+from toolbus.parts.tasks import Status, TaskManager, room
 from toolbus.parts.tasks.task_store import TaskStore
 from toolbus.protocol.tool import KIB
+from toolbus.testing import running_bus
 
 # ── restarts ──
 
@@ -107,6 +112,66 @@ async def test_a_file_that_is_named_later_takes_in_what_there_is(tmp_path: Path,
     tasks.close()
     with closing(TaskManager(path=path, clock=Clock())) as again:
         assert {task.task_id for task in again.list_tasks("ann")} == {old, *ids}
+
+
+class HangingStore(Store):
+    """A store that loads only when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryDriver())
+        self.loads, self.go = threading.Event(), threading.Event()
+
+    def load(self, kind: Kind) -> dict[str, Any]:
+        self.loads.set()
+        self.go.wait(WAIT_SECONDS)
+        return super().load(kind)
+
+
+async def test_tasks_can_be_used_while_a_database_that_hangs_is_read(tasks: TaskManager) -> None:
+    store = HangingStore()
+    restoring = asyncio.create_task(asyncio.to_thread(tasks.persist_in, store))
+    try:
+        await until(store.loads.is_set)
+        assert await within(asyncio.to_thread(tasks.get_result, "task_1"), WAIT_SECONDS / 4) is None
+    finally:
+        store.go.set()
+        await within(restoring)
+
+
+async def test_a_database_that_is_read_when_tasks_are_closed_already_gets_no_thread_that_nobody_ends(
+    tasks: TaskManager,
+) -> None:
+    store, before = HangingStore(), set(threading.enumerate())
+    restoring = asyncio.create_task(asyncio.to_thread(tasks.persist_in, store))
+    try:
+        await until(store.loads.is_set)
+        await within(asyncio.to_thread(tasks.close), WAIT_SECONDS / 4)
+    finally:
+        store.go.set()
+        await within(restoring)
+    assert "toolbus-tasks-store" not in {each.name for each in set(threading.enumerate()) - before}
+
+
+async def test_why_tasks_are_not_restored_is_logged_once_and_they_are_when_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [WriteFailed("it is away"), SetupError("a row is damaged"), SetupError("a row is damaged")]
+    persist_in, restored = TaskManager.persist_in, threading.Event()
+
+    def persist(manager: TaskManager, place: Store | Path) -> None:
+        if errors:
+            raise errors.pop(0)
+        persist_in(manager, place)
+        restored.set()
+
+    monkeypatch.setattr(TaskManager, "persist_in", persist)
+    monkeypatch.setattr(room, "AGAIN_SECONDS", 0.001)
+    with caplog.at_level(logging.ERROR, "toolbus.tasks"):
+        async with running_bus(data_dir=tmp_path):
+            await until(restored.is_set)
+    assert [line for line in caplog.messages if "neither restored nor persisted" in line] == [
+        "tasks are neither restored nor persisted until this is repaired: a row is damaged"
+    ]
 
 
 # ── the end ──

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -57,11 +56,17 @@ class TasksRoom(Room):
                 self._restoring = asyncio.get_running_loop().create_task(self._restore(), name="toolbus tasks")
 
     async def _restore(self) -> None:
+        logged = ""
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
-            with contextlib.suppress(WriteFailed, SetupError):
+            try:
                 await asyncio.to_thread(self.manager.persist_in, self.core.program.store)
                 return
+            except WriteFailed:  # it is still away
+                pass
+            except SetupError as error:  # it is damaged, or went away while it was read, which may pass
+                if logged != (logged := str(error)):
+                    log.error("tasks are neither restored nor persisted until this is repaired: %s", error)
 
     async def stop(self) -> None:
         """Ends every task; clients that wait for one are answered."""

@@ -396,7 +396,8 @@ class TaskManager:
     def persist_in(self, place: Store | Path) -> None:
         """Persists tasks from now on, and restores what there is; blocks for as long as that takes.
 
-        A task that was running when it was last written has failed: its program has ended.
+        A task that was running when it was last written has failed: its program has ended. After `close` it does
+        nothing.
 
         Args:
             place: the store of the bus, or the path of a file for tasks alone.
@@ -412,25 +413,28 @@ class TaskManager:
             home, self._clock = self.home, place.now
         store, now = TaskStore(place, self.limits.result_bytes, home), self._clock()
         self._shares = bool(home)
+        try:
+            stored = list(store.load())  # without the lock, for which the loop would wait as long as the database
+        except BaseException:
+            store.close()
+            raise
         changed, dropped = [], []
         with self._lock:
-            here = self._index.all()
-            try:
-                stored = list(store.load())
-            except BaseException:
-                store.close()
-                raise
-            for task in stored:
-                restored = task.with_error(ENDED_WITH_PROCESS, now) if task.running else task
-                ended, evicted = self._index.end(restored, self._monotonic())
-                if ended is not task:
-                    changed.append(ended)
-                dropped += evicted
-            for task in (*here, *changed):
-                store.put(task)
-            store.remove(dropped)
-            self._store = store
-            self._expire()
+            if not self._closed:
+                here = self._index.all()
+                for task in stored:
+                    restored = task.with_error(ENDED_WITH_PROCESS, now) if task.running else task
+                    ended, evicted = self._index.end(restored, self._monotonic())
+                    if ended is not task:
+                        changed.append(ended)
+                    dropped += evicted
+                for task in (*here, *changed):
+                    store.put(task)
+                store.remove(dropped)
+                self._store = store
+                self._expire()
+                return
+        store.close()  # `close` came first, and would not see it
 
     # -- the two ways in -----------------------------------------------------------------------------------------
 
