@@ -17,19 +17,20 @@ from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.budgets import Declaring
-from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool
+from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool, memory_of
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway.callback import BYTE_SECONDS
 from toolbus.bus.gateway.callback_client import LARGE_BODY
 from toolbus.bus.streams.catalog_messages import read_tool
 from toolbus.bus.streams.peer import Peer
+from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, TEXT_BYTES
 from toolbus.errors import Code, InvalidTool
 from toolbus.parts.budgets import declarations
 from toolbus.parts.budgets.declarations import MAX_NODES, PART_TOOLS, PeerBudgets
 from toolbus.parts.budgets.loop_share import LoopShare
 from toolbus.parts.tripwire import tripwire
-from toolbus.protocol.limits import MIB, Limits
+from toolbus.protocol.limits import KIB, MIB, Limits
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -180,6 +181,54 @@ async def test_all_accounts_together_have_a_bound_too() -> None:
     assert not await account.declare("identity 3", "s3", wide("b", 3000))
 
 
+def small_limits() -> Limits:
+    """Returns limits with room for 100 small tools of one account, and for 120 of all."""
+    one = read_tool(tool("a00"), Limits())
+    size = memory_of(one.tool, one.compile_cost)
+    return Limits(declared_bytes_per_source=100 * size, declared_bytes=120 * size)
+
+
+def small(first: str, count: int) -> list[pb.Tool]:
+    return [tool(f"{first}{number:02}") for number in range(count)]
+
+
+async def test_what_a_request_has_offered_counts_although_its_next_part_fails() -> None:
+    account = Account(small_limits())
+
+    def work(part: wire.RegisterRequest) -> wire.RegisterResponse:
+        if account.registry.all_entries("a"):
+            raise RuntimeError("the session drains")
+        account.registry.register(peer, [account.read(each, account.limits) for each in part.tools])
+        return wire.RegisterResponse(ok=True)
+
+    peer = Peer(account.limits, 0.0)
+    peer.source = "a"
+    request = wire.RegisterRequest(session_id="s", tools=small("a", 2 * PART_TOOLS))
+    with pytest.raises(RuntimeError):
+        await account.budgets.register(Declaring("a", "a", False, request.tools), request, work)
+    assert not await account.declare("b", "b", *small("b", 60))
+    assert len(await account.declare("c", "c", *small("c", 60))) == 60 - (120 - PART_TOOLS - 60)
+
+
+async def test_what_is_declared_anew_counts_although_the_request_is_cancelled_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account, loop = Account(small_limits()), asyncio.get_running_loop()
+    assert not await account.declare("a", "a", *small("a", 40))
+
+    def cancel(message: pb.Tool, *arguments: Any, **options: Any) -> CompiledTool:
+        loop.call_soon_threadsafe(declaring.cancel)
+        return read_tool(message, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(declarations, "read_tool", cancel)
+        declaring = asyncio.create_task(account.declare("a", "a", *small("a", 40)))
+        with pytest.raises(asyncio.CancelledError):
+            await within(declaring)
+    assert not await account.declare("b", "b", *small("b", 60))
+    assert len(await account.declare("c", "c", *small("c", 60))) == 60 - (120 - 40 - 60)
+
+
 async def test_what_has_no_room_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     account, compiled = Account(), list[str]()
 
@@ -221,7 +270,7 @@ async def test_many_tools_are_read_beside_the_loop_which_goes_on_meanwhile() -> 
 
 async def test_a_request_is_done_in_parts_and_answered_as_one() -> None:
     account, sizes = Account(Limits()), list[int]()
-    tools = [*(tool(f"a{number}") for number in range(2 * PART_TOOLS + 1)), tool("a7"), tool("bad name")]
+    tools = [*(tool(f"a{number}") for number in range(2 * PART_TOOLS + 1)), tool("bad name")]
 
     def work(part: wire.RegisterRequest) -> wire.RegisterResponse:
         sizes.append(len(part.tools))
@@ -234,13 +283,37 @@ async def test_a_request_is_done_in_parts_and_answered_as_one() -> None:
     request = wire.RegisterRequest(session_id="s", tools=tools)
     response = await account.budgets.register(Declaring("x", "x", False, request.tools), request, work)
     assert sizes == [PART_TOOLS, PART_TOOLS, 2]
-    assert list(response.registered) == [each.name for each in tools[:-2]]
-    assert [each.name for each in response.refused] == ["bad name", "a7"]
-    assert "declared twice" in response.refused[1].error
-    assert (response.refused_total, response.ok, list(response.affected_roles)) == (2, False, ["default"])
+    assert list(response.registered) == [each.name for each in tools[:-1]]
+    assert [each.name for each in response.refused] == ["bad name"]
+    assert (response.refused_total, response.ok, list(response.affected_roles)) == (1, False, ["default"])
     request.all_or_none = True
     await account.budgets.register(Declaring("x", "x", False, request.tools), request, work)
     assert sizes[3:] == [len(tools)]
+
+
+async def test_tools_that_are_declared_twice_are_refused_in_parts_as_they_are_in_one(bus: Bus) -> None:
+    tools = [*(tool(f"a{number}") for number in range(2 * PART_TOOLS)), *(tool("a7") for _ in range(3))]
+    async with RawPeer(await bus.dropin_address()) as peer, RawPeer(bus.grpc_addresses[0]) as own:
+        attached = await peer.attach("dropin", token="t")
+        response = await peer.stub.Register(wire.RegisterRequest(session_id=attached.session_id, tools=tools))
+        assert names(bus) == {f"a{number}" for number in range(2 * PART_TOOLS)}
+        assert [each.name for each in response.refused] == ["a7"] * 3
+        assert all("declared twice" in each.error for each in response.refused)
+        assert (response.refused_total, response.ok) == (3, False)
+        listed = await own.stub.List(wire.ListRequest(include_refused=True))
+        assert [each.name for each in listed.refused] == ["a7"], "the others would say the same"
+
+
+@pytest.mark.parametrize("receives", [0, 256 * KIB])
+async def test_the_answer_to_a_request_in_parts_is_no_larger_than_its_session_takes(bus: Bus, receives: int) -> None:
+    long = "x" * 120
+    tools = [tool(f"{long} {number}", f"no JSON {long}") for number in range(1000)]
+    async with RawPeer(await bus.dropin_address()) as peer:
+        attached = await peer.attach("dropin", token="t", max_message_bytes=receives)
+        response = await peer.stub.Register(wire.RegisterRequest(session_id=attached.session_id, tools=tools))
+        assert response.refused_total == len(tools)
+        assert sum(len(each.error.encode()) for each in response.refused) <= TEXT_BYTES
+        assert 0 < response.ByteSize() <= (receives or DEFAULT_RECEIVE_BYTES) // 4
 
 
 async def test_others_have_their_turn_between_the_parts_of_a_request() -> None:

@@ -22,6 +22,7 @@ from toolbus.bus.catalog.entry import CompiledTool, Entry, declared_twice, memor
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.catalog_messages import MAX_WAITING_SHOWN, read_tool
+from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, Cause, Refusal, add_refused
 from toolbus.common.beside_loop import beside_loop
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
@@ -34,7 +35,6 @@ from toolbus.v1 import tool_pb2 as pb
 Answer = TypeVar("Answer")
 CHUNK_BYTES = 32 * 1024  # of declarations that are read before it is the turn of others
 PART_TOOLS = 40  # of one request that are judged and offered before it is the turn of others: 1 ms
-MAX_REFUSED = 1_000  # of them that an answer shows
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 # Of the time, for the tools of one account while own programs call, and else; at once, after a rest. The thread and the
 # loop take turns with the interpreter, so that calls take several times as long meanwhile.
@@ -58,6 +58,7 @@ class PeerBudgets(Budgets):
     Args:
         share: the loop's.
         tripwire: returns what finds secrets in results of guarded sources.
+        receives: returns the largest message that a session takes, in bytes.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class PeerBudgets(Budgets):
         limits: Limits,
         share: LoopShare,
         tripwire: Callable[[], SecretCheck | None] = lambda: None,
+        receives: Callable[[str], int] = lambda session_id: DEFAULT_RECEIVE_BYTES,
     ) -> None:
         self.share = share
-        self._tripwire = tripwire
+        self._tripwire, self._receives = tripwire, receives
         self._registry, self._policy, self._limits = registry, policy, limits
         # The validator is native code, in which the thread gives the interpreter to nobody: 20 ms at most.
         nodes, patterns = min(limits.schema_nodes, MAX_NODES), min(limits.pattern_cost, MAX_PATTERN_COST)
@@ -157,30 +159,35 @@ class PeerBudgets(Budgets):
 
     async def register(self, declaring: Declaring, request: wire.RegisterRequest, work: Register) -> Registered:
         """Does the same, a few tools at a time where each is judged on its own."""
-        parts, again = [request], list[wire.RefusedTool]()
+        parts, again = [request], list[Refusal]()
         if len(request.tools) > PART_TOOLS and not request.all_or_none:
             parts, again = await self.beside(declaring.account, partial(_parts, request))
         async with self._reading(declaring) as judge:
             responses = [await judge(partial(work, part)) for part in parts]
-        return _joined(responses, again)
+        return _joined(responses, again, self._receives(request.session_id))
 
     @asynccontextmanager
     async def _reading(self, declaring: Declaring) -> AsyncIterator[Callable[[Callable[[], Any]], Awaitable[Any]]]:
         """Reads declared tools on the thread; yields what works for their account as soon as it is its turn."""
         account = declaring.account
+        read: dict[bytes, Read] = {}
+
+        def judge(work: Callable[[], Any]) -> Any:
+            self._read = read
+            try:
+                return work()
+            finally:
+                self._read = {}
+
         async with self._declaring.setdefault(account, asyncio.Lock()):  # so that no two use the same room
-            read = await self._read_beside(declaring)
-
-            def judge(work: Callable[[], Any]) -> Any:
-                self._read = read
-                try:
-                    return work()
-                finally:
-                    self._read = {}
-
-            self._sources.setdefault(account, set()).add(declaring.source)
-            yield lambda work: self.run(account, partial(judge, work))
-            await self.run(account, partial(self._sum, account))
+            try:
+                read = await self._read_beside(declaring)
+                self._sources.setdefault(account, set()).add(declaring.source)
+                yield lambda work: self.run(account, partial(judge, work))
+            finally:  # whatever ended it: some may be offered. Nothing is awaited, so that no cancellation skips it
+                began = time.thread_time()
+                self._sum(account)
+                self.share.spent(time.thread_time() - began)
 
     async def _read_beside(self, declaring: Declaring) -> dict[bytes, Read]:
         read: dict[bytes, Read] = {}
@@ -261,35 +268,42 @@ class PeerBudgets(Budgets):
         return tool
 
 
-def _parts(request: wire.RegisterRequest) -> tuple[list[wire.RegisterRequest], list[wire.RefusedTool]]:
-    """Returns requests with some tools of one each, and refusals of tools that it has twice: only the first counts."""
-    first: dict[tuple[str, str], pb.Tool] = {}
-    again = [tool for tool in request.tools if first.setdefault((tool.name, tool.role), tool) is not tool]
-    tools = list(first.values())
+def _parts(request: wire.RegisterRequest) -> tuple[list[wire.RegisterRequest], list[Refusal]]:
+    """Returns requests with some tools of one each, and the refusals of tools that no request has.
+
+    Of tools that it has twice only the first counts. The second is in the same request, which refuses it as it would
+    without parts; those beyond it, of which the refusal would say the same, are in none.
+    """
+    same: dict[tuple[str, str], list[pb.Tool]] = {}
+    for tool in request.tools:
+        same.setdefault((tool.name, tool.role), []).append(tool)
+    tools = list(same.values())
     parts = [
         wire.RegisterRequest(
-            session_id=request.session_id, source=request.source, tools=tools[start : start + PART_TOOLS]
+            session_id=request.session_id,
+            source=request.source,
+            tools=[tool for each in tools[start : start + PART_TOOLS] for tool in each[:2]],
         )
-        for start in range(0, len(tools) or 1, PART_TOOLS)
+        for start in range(0, len(tools), PART_TOOLS)
     ]
-    refused = [wire.RefusedTool(name=each.name, role=each.role, error=str(declared_twice(each.name))) for each in again]
-    return parts, refused
+    again = [tool for each in tools for tool in each[2:]]
+    return parts, [Refusal.of(tool, str(declared_twice(tool.name)), Cause.DECLARATION) for tool in again]
 
 
-def _joined(responses: Sequence[Registered], again: Sequence[wire.RefusedTool]) -> Registered:
-    """Returns one response for the parts of a request."""
+def _joined(responses: Sequence[Registered], again: Sequence[Refusal], receives_bytes: int) -> Registered:
+    """Returns one response for the parts of a request, with as many refusals as one message may name."""
     if len(responses) == 1 and not again:
         return responses[0]
-    joined = wire.RegisterResponse(ok=not again and all(each.ok for each in responses))
+    joined = wire.RegisterResponse(ok=all(each.ok for each in responses))
+    refused = list[Refusal]()
     for each in responses:
         joined.registered.extend(each.registered)
         joined.failed_roles.extend(each.failed_roles)
         joined.waiting.extend(each.waiting[: max(0, MAX_WAITING_SHOWN - len(joined.waiting))])
-        joined.refused.extend(each.refused[: max(0, MAX_REFUSED - len(joined.refused))])
-        joined.refused_total += each.refused_total
+        refused += (Refusal(it.name, it.role, it.error, Cause.DECLARATION) for it in each.refused)
     joined.affected_roles.extend(dict.fromkeys(role for each in responses for role in each.affected_roles))
-    joined.refused.extend(again[: max(0, MAX_REFUSED - len(joined.refused))])
-    joined.refused_total += len(again)
+    add_refused(joined, [*refused, *again], receives_bytes)
+    joined.refused_total = len(again) + sum(each.refused_total for each in responses)  # some had no room in theirs
     return joined
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from toolbus.bus.core import Core, Room
+from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES
 from toolbus.parts.budgets.connections import QuietConnections
 from toolbus.parts.budgets.declarations import PeerBudgets
 from toolbus.parts.budgets.free_memory import FreeMemory
@@ -25,7 +26,14 @@ class BudgetsRoom(Room):
         presence = core.sessions.presence
         catalog, limits, share = core.catalog, core.config.limits, LoopShare(self._own_calls)
         dispatcher = core.calls.dispatcher
-        self.budgets = PeerBudgets(catalog.registry, catalog.policy, limits, share, lambda: dispatcher.tripwire)
+
+        def receives(session_id: str) -> int:
+            peer = presence.sessions.get(session_id)
+            return DEFAULT_RECEIVE_BYTES if peer is None else peer.max_item_bytes  # it may end before its answer
+
+        self.budgets = PeerBudgets(
+            catalog.registry, catalog.policy, limits, share, lambda: dispatcher.tripwire, receives
+        )
         presence.budgets = dispatcher.budgets = self.budgets
         presence.review.read = self.budgets.read
         timings = core.program.timings
