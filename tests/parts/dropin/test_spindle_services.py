@@ -22,9 +22,11 @@ from toolbus.functions.call_context import CallContext
 from toolbus.functions.scope import ToolScope
 from toolbus.parts.dropin import spindle_services
 from toolbus.parts.dropin.group_process import ProcessPlan
+from toolbus.parts.dropin.javascript import EngineLimits
 from toolbus.parts.dropin.manifest import FileGrants, Target
 from toolbus.parts.dropin.spindle_services import SpindleServices
 from toolbus.parts.tripwire.tripwire import Tripwire
+from toolbus.protocol.tool import MIB
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
@@ -139,6 +141,17 @@ async def test_without_a_grant_the_error_names_the_line_that_grants_it(load: Loa
 async def test_a_request_can_be_given_up(load: Load, given_up: str) -> None:
     body = f"try {{ {given_up} }} catch (error) {{ return error }}"
     assert (await call(load({"kb.js": answering(body)}, is_extension=True), "t")).output == "enough"
+
+
+async def test_a_signal_of_many_requests_does_not_hold_their_answers(load: Load, port: int) -> None:
+    body = f"""
+      const {{ signal }} = new AbortController(), options = {{ method: 'POST', body: 'x'.repeat(2 ** 20), signal }}
+      for (let i = 0; i < 24; i++) await fetch('http://127.0.0.1:{port}/', options)
+      return 'well'"""
+    grants = FileGrants((), (), (Target("127.0.0.1", port),))
+    limits = EngineLimits(heap_bytes=16 * MIB, turn_seconds=60.0)
+    loaded = load({"kb.js": answering(body)}, is_extension=True, grants=grants, limits=limits)
+    assert (await call(loaded, "t")).output == "well"
 
 
 def test_what_is_stored_stays_below_its_folder_and_apart_by_user(tmp_path: Path) -> None:

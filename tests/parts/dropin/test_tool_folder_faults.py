@@ -12,7 +12,9 @@ import pytest
 from tests.support.processes import alive
 from tests.support.tool_folders import OfferedFolder, offered_folder, tool
 from tests.support.waiting import WAIT_SECONDS, until_sync
-from toolbus.parts.dropin.group_supervisor import FolderTimings
+from toolbus.parts.dropin.group import Group
+from toolbus.parts.dropin.group_supervisor import FolderTimings, limit_hit
+from toolbus.parts.dropin.manifest import FileGrants
 from toolbus.parts.dropin.room import log_report
 from toolbus.processes.supervisor import PluginReport, ReportKind
 from toolbus.sdk import Host
@@ -217,6 +219,18 @@ async def test_a_process_that_a_limit_ended_names_it_in_the_log_and_in_a_notice(
         text = "was ended by its limit cpu_seconds = 1: a call, or a minute without one, took more processor time"
         await folder.wait_for_report(f"tools output dropin:a#1 {text}")
         await notices(folder, f"a.py: dropin:a#1 {text}")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("a.py", "was ended by its limit cpu_seconds = 2: a call, or a minute without one, took"),
+        ("a.js", "was ended by 10 times its limit cpu_seconds = 2: its calls together, or a minute without one, took"),
+    ],
+)
+def test_the_limit_on_processor_time_that_the_kernel_holds_is_named_with_its_factor(file: str, text: str) -> None:
+    group = Group("dropin:a", (file,), grants=FileGrants(cpu_seconds=2))
+    assert limit_hit(group, "died (SIGXCPU)").startswith(text)
 
 
 async def test_relative_paths_start_in_the_folder_and_temporary_files_go_to_a_granted_folder(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMES = 20  # of tools in a report: it is a line that fits into a pipe
 _HEARTBEAT = b'{"event": "heartbeat", "text": ""}\n'
-_KERNEL_LIMIT = 10  # of processor time, for scripts, as a multiple of their own
+SCRIPT_CPU_FACTOR = 10  # the kernel's limit on processor time, for scripts, as a multiple of their own
 _RETRY_SECONDS = 10.0  # between attempts while the source is bound to another token, for a grace period for example
 
 
@@ -213,7 +213,7 @@ class _GroupRunner:
         seconds = grants.cpu_seconds_per_call / 3
         limits = EngineLimits(grants.memory_bytes // 2, seconds, seconds, grants.cpu_seconds_per_call)
         # The engine holds the limit of a call, and says so; the kernel's would end all calls.
-        self._protection.cpu.seconds *= _KERNEL_LIMIT
+        self._protection.cpu.seconds *= SCRIPT_CPU_FACTOR
         return ScriptGroup(
             Path(plan.folder),
             files,

@@ -20,7 +20,7 @@ from toolbus.common.text import list_names, parse_json, quote, shorten
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.parts.dropin.file_loader import is_script
 from toolbus.parts.dropin.group import Group
-from toolbus.parts.dropin.group_process import ProcessPlan
+from toolbus.parts.dropin.group_process import SCRIPT_CPU_FACTOR, ProcessPlan
 from toolbus.parts.dropin.manifest import FILE, FileGrants, Manifest
 from toolbus.parts.dropin.sandbox import clean_environment, granted_secrets
 from toolbus.parts.dropin.sandbox.sandbox_grants import CPU_SECONDS, MEMORY_BYTES
@@ -176,12 +176,16 @@ def temporary_folder(grants: FileGrants) -> dict[str, str]:
     return {} if folder is None else {"TMPDIR": str(folder)}
 
 
-def limit_hit(grants: FileGrants, exit_text: str) -> str:
+def limit_hit(group: Group, exit_text: str) -> str:
     """Returns which limit ended a process, as far as its exit shows; empty if none did."""
+    grants = group.grants
     if "SIGXCPU" in exit_text:
         seconds = CPU_SECONDS if grants.cpu_seconds is None else grants.cpu_seconds
+        limit, user = f"its limit cpu_seconds = {seconds}", "a call"
+        if any(map(is_script, group.files)):  # each of their calls has its limit in the engine
+            limit, user = f"{SCRIPT_CPU_FACTOR} times {limit}", "its calls together"
         return (
-            f"was ended by its limit cpu_seconds = {seconds}: a call, or a minute without one, took more processor "
+            f"was ended by {limit}: {user}, or a minute without one, took more processor "
             "time. Make its tools do less at once, or grant more in _manifest.json"
         )
     if "SIGABRT" in exit_text or "SIGSEGV" in exit_text:
@@ -411,7 +415,7 @@ class GroupSupervisor:
         if report.kind is not ReportKind.OUTPUT:
             process.last_report = asyncio.get_running_loop().time() if report.kind is ReportKind.STARTED else None
             process.has_heartbeat = False
-        if died and (limit := limit_hit(process.plan.group.grants, report.text)):
+        if died and (limit := limit_hit(process.plan.group, report.text)):
             self.log(f"{process.name} {limit}")
             self._set_fault(process, limit)
         if died and (faulty := self._faulty_files(process)):

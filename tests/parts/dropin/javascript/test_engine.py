@@ -234,6 +234,36 @@ def test_a_timer_that_computes_too_much_in_all_is_stopped_and_its_call_fails() -
     scope.engine.close()
 
 
+@pytest.mark.parametrize("outlives", [False, True])
+def test_answers_that_compute_too_much_in_all_are_no_longer_passed_on(outlives: bool) -> None:
+    questions: queue.SimpleQueue[int] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def take(post: list[Any]) -> None:
+        if post[0] == "call":
+            questions.put(post[1])
+            engine.notify("called", {"id": post[1], "output": "null"})
+        else:
+            lines.put(post[2])
+
+    engine = Engine(take, EngineLimits(turn_seconds=SECONDS, call_seconds=0.2))
+    engine.install("script.js")
+    text = "while (true) { for (let i = 0; i < 1e5; i++); try { await call('x', {}) } catch {} }"
+    run = engine.request("run", {"text": f"(async () => {{ {text} }})()" if outlives else text, "input": {}})
+    if outlives:
+        assert run.result(SECONDS) is None
+        error = lines.get(timeout=SECONDS)
+    else:
+        error = str(run.exception(SECONDS))
+    assert "computed for more than 0.2 s in all, so it was stopped" in error
+    asked = questions.qsize()
+    other = engine.request("run", {"text": "return (await call('y', {})) ?? 'well'", "input": {}})
+    assert other.result(SECONDS) == "well"
+    assert questions.qsize() == asked + 1, "only the other script has asked"
+    assert lines.empty(), "it is stopped once"
+    engine.close()
+
+
 def test_a_timer_without_end_is_stopped_and_reported(scope: Scope) -> None:
     scope.load("setInterval(() => { while (true) {} }, 1)")
     assert "was interrupted" in scope.next_line()

@@ -156,7 +156,7 @@ class Engine:
         self._context: Any = None  # of QuickJS, which only the engine's thread may touch; None before the start
         self._host: Any = None  # the one function of the scope that this side calls
         self._current = 0  # the number of the message whose turn it is, or of the call whose timer it is
-        self._asked: dict[int, int] = {}  # the call that each question of a script is of, by the question's number
+        self._asked: dict[int, int] = {}  # the call of each question that is answered, by the question's number
         self._spent: dict[int, float] = {}  # processor time of each call so far
         self._renewed = 0.0  # when those of no call in flight were last forgotten
         self._has_job = False  # whether another job of the scope may wait
@@ -251,6 +251,8 @@ class Engine:
         if message.deadline is not None:
             limit = min(limit, max(0.05, message.deadline - time.monotonic()))
         answers = self._asked.pop(message.fields["id"], 0) if message.kind in _ANSWERS else 0
+        if message.kind in _ANSWERS and not answers:  # what asked was stopped
+            return
         number = self._current = message.number or answers or next(self._numbers)
         if message.answered:
             self._calls[number] = message.future
@@ -265,11 +267,12 @@ class Engine:
             self._blame(message, number, error, limit)
         elif message.kind in ("load", "install") and not message.fields.get("module"):
             self._settle(number, None)  # once all that it posted was taken
-        self._charge(number, time.thread_time() - begin, goes_on=number in self._calls or message.kind == "timer")
+        goes_on = number in self._calls or message.kind in ("timer", *_ANSWERS)
+        self._charge(number, time.thread_time() - begin, goes_on=goes_on)
         self._busy.clear()
 
     def _charge(self, number: int, seconds: float, *, goes_on: bool) -> None:
-        """Counts processor time of a call; one that has used up its own ends, and its timers with it."""
+        """Counts processor time of a call; one that has used up its own ends, and its timers and questions with it."""
         if (now := time.monotonic()) - self._renewed > _IDLE_SECONDS:
             self._renewed = now
             self._spent = {each: spent for each, spent in self._spent.items() if each in self._calls}
@@ -282,6 +285,7 @@ class Engine:
         for _, timer, owner in self._timers:
             if owner == number:
                 self.notify("stop_timer", {"id": timer})
+        self._asked = {question: owner for question, owner in self._asked.items() if owner != number}
         self._fail(number, ScriptError(f"the script computed for more than {limit:.3g} s in all, so it was stopped"))
 
     def _watch(self) -> None:

@@ -98,8 +98,17 @@
   async function fetch(address, options) {
     const { signal, ...rest } = options ?? {};
     signal?.throwIfAborted();
-    const aborted = new Promise((resolve, reject) => signal?.addEventListener("abort", () => reject(signal.reason)));
-    const answer = await Promise.race([ask("cors", String(address), rest), aborted]);
+    let abort;
+    const aborted = new Promise((resolve, reject) => {
+      abort = () => reject(signal.reason);
+    });
+    signal?.addEventListener("abort", abort);
+    let answer;
+    try {
+      answer = await Promise.race([ask("cors", String(address), rest), aborted]);
+    } finally {
+      signal?.removeEventListener("abort", abort); // a signal may outlive many requests, and would hold their answers
+    }
     const has = (name) => Object.hasOwn(answer.headers, String(name).toLowerCase());
     return {
       ...answer,
