@@ -58,11 +58,13 @@ async def test_a_group_that_prints_without_end_fills_neither_the_log_nor_the_mem
         for number in range(20_000):
             output.take(PluginReport("loud#1", ReportKind.OUTPUT, f"{number}\x1b[2J", "stdout"))
         output.take(PluginReport("quiet#1", ReportKind.OUTPUT, "a word", "stdout"))
+        output.take(PluginReport("quiet#1", ReportKind.OUTPUT, "long " * 10_000, "stdout"))
         output.take(PluginReport("loud#2", ReportKind.STARTED, "started (pid 8)", pid=8))
         timers[0]()
     texts = [record.getMessage() for record in caplog.records]
     assert LINES_PER_SECOND < len(texts) < 5_000  # however many seconds a busy machine takes for this
     assert "quiet#1: a word" in texts
+    assert max(map(len, texts)) < 600  # 30 lines of any length would fill a disk
     assert texts[-1].startswith("loud: and ")
     assert texts[-1].endswith("more lines: `toolbus logs loud` shows them")
     (row, _) = output.plugins()

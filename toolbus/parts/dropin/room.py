@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.common.log_limit import LogLimit
+from toolbus.common.text import shorten
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.parts.dropin.settings import DropinSettings
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("toolbus.dropin")
 
-LINES_PER_SECOND = 100  # of a group in the log; its whole tail is in memory
+LINES_PER_SECOND, MAX_LINE = 30, 500  # of a group in the log, and characters of one; its whole tail is in memory
 STOP_SECONDS = 2.0  # for processes to end by themselves: the bus has ended their sessions, so they have no calls
 _LEVELS = {logging.getLevelName(level): level for level in range(logging.DEBUG, logging.CRITICAL + 1, 10)}
 
@@ -144,4 +145,4 @@ def log_report(report: PluginReport) -> None:
     level_name, _, rest = text.partition(" ")
     if report.stream == "stderr" and rest and level_name in _LEVELS:
         level, text = _LEVELS[level_name], rest
-    log.log(level, "%s: %s", report.plugin, text)
+    log.log(level, "%s: %s", report.plugin, shorten(text, MAX_LINE))
