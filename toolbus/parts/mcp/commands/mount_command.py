@@ -112,11 +112,11 @@ async def _ask(host: Host, name: str, former: int = 0) -> dict[str, Any]:
         raise SetupError(f"the bus says: {result.text}")
     answer: dict[str, Any] = result.output
     if name in {mount["name"] for mount in answer["mounts"]}:
-        answer = (await host.call("toolbus:mounts", {"name": name})).output
-        if former and answer["mounts"] and answer["mounts"][0].get("generation") == former:
-            return {**answer, "mounts": [], "refused": {}}  # the bus has not seen the new entry yet
-        log = (await host.call("toolbus:mount_logs", {"name": name})).output
-        answer["log"] = log["lines"]
+        one, log = [await host.call(f"toolbus:{tool}", {"name": name}) for tool in ("mounts", "mount_logs")]
+        # A mount that is replaced is gone for a moment, and one of the generation before is the former.
+        if one.is_error or (former and any(each.get("generation") == former for each in one.output["mounts"])):
+            return {**answer, "mounts": [], "refused": {}}
+        answer = {**one.output, "log": [] if log.is_error else log.output["lines"]}
     return answer
 
 
