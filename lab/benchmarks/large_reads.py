@@ -92,7 +92,7 @@ async def _asking_health(url: str) -> AsyncIterator[list[float]]:
         await asyncio.sleep(SETTLE_SECONDS)
         yield waits
     finally:
-        longest, _ = await asking.communicate()
+        longest, _ = await asking.communicate(b"")
         waits.append(float(longest))
 
 
