@@ -24,13 +24,13 @@ from unittest import mock
 from tests.contract.offer import Offer, as_function, on
 from tests.contract.works import Work
 from tests.support.fork_server import fork_plugin
-from tests.support.loop_thread import LoopThread
 from tests.support.processes import environment
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.parts.dropin.tool_folder import ToolFolder
 from toolbus.processes.supervisor import PluginReport, ReportKind
 from toolbus.sdk import CallContext
+from toolbus.sdk.shared_loop import SharedLoop
 from toolbus.v1 import tool_pb2 as pb
 
 FILE = Path(__file__).with_name("dropin_file.py")
@@ -44,7 +44,7 @@ class DropinOffer(Offer):
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
-        self._thread = LoopThread("contract-dropin")
+        self._thread = SharedLoop("contract-dropin")
         self._thread.loop.set_default_executor(ThreadPoolExecutor(32))  # for works that are plain functions
         self._home = tempfile.TemporaryDirectory(prefix="contract-dropin-")
         self._folder = Path(self._home.name)

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from tests.contract.works import Refuses, Scope, Shows, Work
-from tests.support.loop_thread import LoopThread
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.functions.tool_spec import spec_of
 from toolbus.protocol.tool import Tool
 from toolbus.sdk import Reply, ToolScope, llm_tool
+from toolbus.sdk.shared_loop import SharedLoop
 
 SOURCE = "contract"  # whose the tools are, where the author chooses
 
@@ -112,7 +112,7 @@ def _reply(returned: Any) -> Any:
     return Reply(returned.output, returned.content) if isinstance(returned, Shows) else returned
 
 
-async def on(thread: LoopThread, work: Coroutine[Any, Any, T]) -> T:
+async def on(thread: SharedLoop, work: Coroutine[Any, Any, T]) -> T:
     """Runs something on a thread's loop, and waits for it on this one."""
     result: Awaitable[T] = asyncio.wrap_future(thread.submit(work))
     return await result

@@ -27,11 +27,11 @@ from tests.contract.dropin_offer import DropinOffer
 from tests.contract.offer import SOURCE, Offer, as_function, on
 from tests.contract.rest_offer import RestOffer
 from tests.contract.works import Refuses, Scope, Shows, Work, drop
-from tests.support.loop_thread import LoopThread
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.functions.tool_spec import spec_of
 from toolbus.sdk import CallContext, Plugin
+from toolbus.sdk.shared_loop import SharedLoop
 from toolbus.tools import ToolRegistry
 from toolbus.v1 import tool_pb2 as pb
 
@@ -77,7 +77,7 @@ class SdkOffer(Offer):
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
-        self._thread = LoopThread("contract-sdk")
+        self._thread = SharedLoop("contract-sdk")
         self._plugin: Plugin | None = None  # None before the first tool
 
     async def _change(self, added: Sequence[Work], removed: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ class StubsOffer(Offer):
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
-        self._thread = LoopThread("contract-stubs")
+        self._thread = SharedLoop("contract-stubs")
         self._thread.loop.set_default_executor(ThreadPoolExecutor(32))  # for works that are plain functions
         self._running: list[tuple[Peer, asyncio.Task[None]]] = []  # the newest last; the older ones are leaving
 

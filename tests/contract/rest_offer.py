@@ -20,10 +20,10 @@ from aiohttp import web
 
 from tests.contract.offer import SOURCE, Offer, on
 from tests.contract.works import Refuses, Scope, Shows, Work, drop
-from tests.support.loop_thread import LoopThread
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.sdk import CallContext
+from toolbus.sdk.shared_loop import SharedLoop
 
 BODY = ("name", "arguments", "call_id", "raw_arguments")  # REST-40; nothing else of the call is sent
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # as the common frameworks do
@@ -34,7 +34,7 @@ class RestOffer(Offer):
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
-        self._thread = LoopThread("contract-rest")
+        self._thread = SharedLoop("contract-rest")
         self._thread.loop.set_default_executor(ThreadPoolExecutor(32))  # for works that are plain functions
         self._runner: web.AppRunner | None = None  # None before the first tool
         self._url = ""

@@ -102,9 +102,10 @@ class Connector(aiohttp.TCPConnector):
             protocol, last_used = idle[0]
             now = time.monotonic()
             seconds = now - last_used
-            if now > self._idle.get(key, (0.0, now))[1]:
-                del self._idle[key]
             known = self._idle.get(key)
+            if known is not None and now > known[1]:
+                known = None
+                del self._idle[key]
             if protocol.should_close or not protocol.is_connected() or _is_readable(protocol.transport):
                 shorter = min(seconds, known[0] if known else seconds) / 2
                 self._idle[key] = shorter if shorter > TRIAL_SECONDS else 0.0, now + FORGET_SECONDS

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from toolbus.bus.access.budgets import Budgets
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.access.quota import Quota, Quotas
 from toolbus.bus.calls.call import ArgumentBudget, Background, Call, Caller, InputExchange, Interceptor, MakeCalls
@@ -436,7 +435,6 @@ class Dispatcher:
         self._last_id = first_id - 1  # the last id that a call got towards its handler
         self.quotas = Quotas()
         self.tripwire: SecretCheck | None = None
-        self.budgets = Budgets()  # the part `budgets` sets its own
         self.view = CatalogView(registry, policy)
         self.records = records
         self.observer = CallObserver(registry, records, metrics)

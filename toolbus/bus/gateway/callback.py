@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_log import call_fields
-from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Handler
+from toolbus.bus.core import Core
 from toolbus.bus.gateway import callback_messages, callback_proof
 from toolbus.bus.gateway.callback_context import context_headers, trace_headers
 from toolbus.bus.gateway.callback_faults import ExchangeFault, NotConnected, NotHttp
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Exchanges, Origin
 from toolbus.common.local_users import refusal_of
 from toolbus.errors import INTERNAL_DETAIL, Code, Stage
-from toolbus.protocol.tool import CallError, Limits, Result
+from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:
@@ -116,24 +116,19 @@ class _LazyClient:
 class Callbacks:
     """The network part that the callback handlers of one bus share: connections, exchanges and probes.
 
-    Args:
+    Attributes:
         may_serve: tells whether a user's programs may get calls, by uid. The port of a plugin that has ended may be
             taken by a program of another user.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        limits: Limits,
-        may_serve: Callable[[int], bool],
-        signals: CallbackSignals,
-    ) -> None:
-        self.may_serve = may_serve
+    def __init__(self, core: Core, signals: CallbackSignals) -> None:
+        self.may_serve = core.sessions.neighbours.allows
         self.exchanges = Exchanges(self.start, self.cancel)
-        self._dispatcher = dispatcher
-        self._limits = limits
+        self._dispatcher = core.calls.dispatcher
+        self._limits = core.config.limits
+        self._presence = core.sessions.presence
         self._signals = signals
-        self._client = _LazyClient(may_serve)
+        self._client = _LazyClient(self.may_serve)
         self._running: dict[Call, asyncio.Task[None]] = {}  # exchanges
         self._proving: dict[CallbackHandler, asyncio.Task[str]] = {}  # challenges in flight
         self._awaiting: dict[Origin, asyncio.Task[None]] = {}  # waits for plugins that registered before they listen
@@ -231,7 +226,7 @@ class Callbacks:
     ) -> pb.ToolResult:
         """Reads a response (REST-42)."""
         limit = self._limits.callback_bytes
-        spend = self._dispatcher.budgets.spend
+        spend = self._presence.budgets.spend
         content = await client.read(response, limit, lambda size: spend(handler.source, size * BYTE_SECONDS))
         encoding = response.headers.get("Content-Encoding")
         if encoding and content:

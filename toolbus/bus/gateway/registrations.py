@@ -318,7 +318,7 @@ class Registrations:
         signals = CallbackSignals(
             self._origin_changed, self._confirmation_changed, self._writer.save_listener, self._disowned
         )
-        self._callbacks = Callbacks(core.calls.dispatcher, core.config.limits, core.sessions.neighbours.allows, signals)
+        self._callbacks = Callbacks(core, signals)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}  # by source and address
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
         self._clock = RunClock(core.program.store if store is not None else None)

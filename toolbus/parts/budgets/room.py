@@ -34,7 +34,7 @@ class BudgetsRoom(Room):
         self.budgets = PeerBudgets(
             catalog.registry, catalog.policy, limits, share, lambda: dispatcher.tripwire, receives
         )
-        presence.budgets = dispatcher.budgets = self.budgets
+        presence.budgets = self.budgets
         presence.review.read = self.budgets.read
         timings = core.program.timings
         self._connections = QuietConnections(core.sessions.neighbours, 3 * timings.idle_heartbeat_seconds)

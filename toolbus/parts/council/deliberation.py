@@ -387,7 +387,9 @@ class ToolsFailed:
     def described(self) -> dict[str, Any]:
         return {
             **_head("COUNCIL_TOOLS_FAILED", self.run_id, self.chat_id),
-            "failedTools": [{key: each.described()[key] for key in _OF_FAILED} for each in self.failed],
+            "failedTools": [
+                {key: shown[key] for key in _OF_FAILED} for shown in map(ToolOutcome.described, self.failed)
+            ],
             "successCount": self.success_count,
             "failedCount": self.failed_count,
         }

@@ -230,7 +230,7 @@ class _GroupRunner:
     def _scripts_ended(self, reason: str) -> None:
         """Reports that another process has to take the place of this one; until then it refuses calls as not begun.
 
-        It cannot end by itself: of calls that were sent to a process that ends nobody knows whether they ran.
+        It cannot end by itself: it is not known of calls that were sent to a process that ends whether they ran.
         """
         self._report("scope_ended", reason)
         if self._plugin is None:  # a file that is loaded ended it

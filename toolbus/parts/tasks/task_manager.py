@@ -534,8 +534,8 @@ class TaskManager:
         """Returns a task as it is now: `get_result`; or as another bus wrote it, where buses share their results.
 
         Raises:
-            HomeAway: it was begun at another bus, which is not there, or before the database went: nobody knows how it
-                is.
+            HomeAway: it was begun at another bus, which is not there, or before the database went: its state is not
+                known.
         """
         if not is_of_another(task_id, self.home):
             task = self.get_result(task_id, user_id)

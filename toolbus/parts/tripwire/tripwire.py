@@ -133,7 +133,7 @@ class Tripwire:
 
         Accepts any text, JSON or not. The error text holds names of fields, never values.
         """
-        if (tool_name, output_json) in self.judged:
+        if self.judged and (tool_name, output_json) in self.judged:  # the text of most results is never hashed
             return self.judged[tool_name, output_json]
         return None if _finds_none(output_json) else self._refusal(tool_name, output_json, _Effort())
 

@@ -105,10 +105,10 @@ def _surroundings() -> Iterator[dict[str, object]]:
 @contextmanager
 def _running_bus() -> Iterator[dict[str, str]]:
     """Runs a bus with a tool for an access level; yields its addresses."""
-    from tests.support.loop_thread import LoopThread  # not in what sandboxes itself: they bring grpc
+    from toolbus.sdk.shared_loop import SharedLoop  # not in what sandboxes itself: they bring grpc
     from toolbus.testing import running_bus
 
-    thread, running = LoopThread("breakout-bus"), AsyncExitStack()
+    thread, running = SharedLoop("breakout-bus"), AsyncExitStack()
 
     async def start() -> dict[str, str]:
         bus = await running.enter_async_context(running_bus())

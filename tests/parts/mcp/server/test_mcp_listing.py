@@ -116,6 +116,16 @@ def test_a_new_name_writes_few_rows_however_many_names_there_are() -> None:
     assert names.had_names(DEFAULT)
 
 
+def test_names_that_an_earlier_release_wrote_are_read_and_go_on() -> None:
+    store = Store.of(None)
+    store.write(mcp_listing.NAMES, {"default": {"a_b": "a:b"}})
+    names = ToolNames(store)
+    assert name_of(names, "a:b") == "a_b"
+    assert name_of(names, "c:d") == "c_d"
+    names.save()
+    assert [ToolNames(store).listed_as(DEFAULT, wire) for wire in ("a_b", "c_d")] == ["a:b", "c:d"]
+
+
 def test_the_name_of_a_tool_that_is_gone_stays_taken_after_a_restart() -> None:
     store = Store.of(None)
     names = ToolNames(store)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.parts.moving.registry.example_tools import ANYTHING, with_tools
-from tests.support.loop_thread import LoopThread
 from tests.support.waiting import until, within
 from toolbus.loop import RealtimeSession
 from toolbus.parts.models.dialects.openai_realtime import OpenAIRealtime
+from toolbus.sdk.shared_loop import SharedLoop
 from toolbus.tools import ToolDefinition, ToolRegistry
 
 
@@ -123,7 +123,7 @@ async def test_cancelling_the_wait_cancels_the_syncs_and_keeps_the_tool() -> Non
 
 
 async def test_a_session_is_synced_on_its_own_event_loop_and_skipped_where_that_is_closed() -> None:
-    registry, thread = ToolRegistry(), LoopThread("session")
+    registry, thread = ToolRegistry(), SharedLoop("session")
     thread.start()
     session = Session(registry)
 

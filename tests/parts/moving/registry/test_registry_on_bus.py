@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from tests.parts.moving.registry.example_tools import ANYTHING, CITY, BlockedTool, offer
-from tests.support.loop_thread import LoopThread
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import SetupError
 from toolbus.parts.moving.registry.backend import SOURCE
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
+from toolbus.sdk.shared_loop import SharedLoop
 from toolbus.testing import running_bus
 from toolbus.tools import TaskManager, ToolRegistry
 
@@ -36,15 +36,15 @@ def registry(bus: Bus) -> ToolRegistry:
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[LoopThread]:
+def elsewhere() -> Iterator[SharedLoop]:
     """Another thread with a loop of its own."""
-    thread = LoopThread("elsewhere")
+    thread = SharedLoop("elsewhere")
     thread.start()
     yield thread
     thread.stop()
 
 
-async def on(thread: LoopThread, work: Any) -> Any:
+async def on(thread: SharedLoop, work: Any) -> Any:
     return await within(asyncio.wrap_future(thread.submit(work)))
 
 
@@ -121,7 +121,7 @@ async def test_a_plugins_tools_are_listed_exported_and_called_here(bus: Bus, reg
 
 
 async def test_calls_from_another_thread_run_on_the_loop_of_the_bus_with_context_and_variables(
-    bus: Bus, registry: ToolRegistry, elsewhere: LoopThread
+    bus: Bus, registry: ToolRegistry, elsewhere: SharedLoop
 ) -> None:
     @registry.tool("where", "d", ANYTHING)
     async def where(scope: ToolScope, ctx: Any = None) -> str:
@@ -135,7 +135,7 @@ async def test_calls_from_another_thread_run_on_the_loop_of_the_bus_with_context
 
 
 async def test_progress_arrives_on_the_callers_event_loop_before_the_result(
-    registry: ToolRegistry, elsewhere: LoopThread
+    registry: ToolRegistry, elsewhere: SharedLoop
 ) -> None:
     @registry.tool("counts", "d", ANYTHING)
     async def counts(scope: ToolScope) -> str:
@@ -156,7 +156,7 @@ async def test_progress_arrives_on_the_callers_event_loop_before_the_result(
 
 
 async def test_cancelling_a_caller_on_another_thread_cancels_the_handler(
-    registry: ToolRegistry, elsewhere: LoopThread
+    registry: ToolRegistry, elsewhere: SharedLoop
 ) -> None:
     held = BlockedTool()
     registry.tool("waits", "d", ANYTHING, no_background=True)(held)
@@ -212,7 +212,7 @@ def test_after_the_event_loop_of_the_bus_ended_calls_are_error_texts_and_registe
     assert registry.tool_names() == {"one", "three"}
 
 
-async def test_a_call_in_flight_when_the_loop_of_the_bus_ends_is_an_error_text(elsewhere: LoopThread) -> None:
+async def test_a_call_in_flight_when_the_loop_of_the_bus_ends_is_an_error_text(elsewhere: SharedLoop) -> None:
     bus, held = Bus(Config(grpc=("127.0.0.1:0",), http="off")), BlockedTool()
     bus.loop = elsewhere.loop  # as if it had been started there, by a program that ends without stopping it
     registry = ToolRegistry(bus=bus)
@@ -223,7 +223,7 @@ async def test_a_call_in_flight_when_the_loop_of_the_bus_ends_is_an_error_text(e
     assert await within(call) == "the bus's event loop ended: no tool can be called"
 
 
-async def test_calls_in_flight_when_the_bus_stops_are_error_texts(elsewhere: LoopThread) -> None:
+async def test_calls_in_flight_when_the_bus_stops_are_error_texts(elsewhere: SharedLoop) -> None:
     held = BlockedTool()
     async with running_bus() as bus:
         registry = ToolRegistry(bus=bus)

@@ -114,14 +114,14 @@
 
   const end = Symbol("end"); // names what only this file calls
   class AbortSignal {
-    #listeners = new Map(); // whether each is called once
+    #listeners = new Set(); // each is called once at most
     aborted = false;
     reason = undefined;
     onabort = null;
     [end](reason = new DOMException("This operation was aborted", "AbortError")) {
       if (this.aborted) return;
       Object.assign(this, { aborted: true, reason });
-      for (const listener of [this.onabort, ...this.#listeners.keys()]) {
+      for (const listener of [this.onabort, ...this.#listeners]) {
         try {
           (listener?.handleEvent ?? listener)?.call(this, { type: "abort", target: this });
         } catch (error) {
@@ -129,7 +129,7 @@
         }
       }
     }
-    addEventListener(type, listener) { if (type === "abort" && listener) this.#listeners.set(listener); }
+    addEventListener(type, listener) { if (type === "abort" && listener) this.#listeners.add(listener); }
     removeEventListener(type, listener) { if (type === "abort") this.#listeners.delete(listener); }
     throwIfAborted() { if (this.aborted) throw this.reason; }
     static #when(start) { const signal = new AbortSignal(); start((reason) => signal[end](reason)); return signal; }

@@ -119,7 +119,7 @@ class HttpLink:
                     return
                 challenge = Challenge(
                     response.status,
-                    tuple((str(name), value) for name, value in response.headers.items()),  # names are no plain texts
+                    tuple((str(name), value) for name, value in response.headers.items()),  # of aiohttp's own class
                     await read_body(response, MAX_ERROR_BYTES),
                     token,
                     headers.get("MCP-Protocol-Version", ""),
