@@ -258,6 +258,22 @@ async def test_an_installed_package_runs_as_a_plugin_with_its_own_imports_and_to
         assert await within(running)
 
 
+async def test_a_package_that_the_bus_refuses_is_given_up_with_the_reason_and_no_traceback(package: Path) -> None:
+    async with running_bus() as bus, Plugin("weather", address=bus.grpc_addresses[0], token="of another") as taken:
+        await taken.ready()
+        passed = environment({"TOOLBUS_ADDRESS": bus.grpc_addresses[0], "PYTHONPATH": str(package.parent)})
+        program = PluginProgram.of_module(package.name)
+        reports: list[PluginReport] = []
+        supervisor = Supervisor(reports.append, restarts=RestartPolicy(), stop_seconds=60.0)
+        supervisor.add(
+            package.name, plugin_commands([program], passed, ["PYTHONPATH"], None, reports.append)[package.name]
+        )
+        assert not await within(supervisor.run())
+        said = [each.text for each in reports if each.kind is ReportKind.OUTPUT]
+        assert said[-1].startswith("source 'weather' is bound to a token")
+        assert not any("Traceback" in each for each in said)
+
+
 @pytest.mark.parametrize(
     ("module", "error"),
     [

@@ -1,6 +1,7 @@
 """Runs one plugin: ``python -m toolbus.processes.plugin_process PATH``, started and supervised by `toolbus run`.
 
-It loads the file or folder and runs the plugin until a signal ends it, and ends when its supervisor does. The
+It loads the file or folder and runs the plugin until a signal ends it, and ends when its supervisor does. With
+``-m PACKAGE`` instead, it runs an installed package as Python does, and prints why the bus refuses it in one line. The
 supervisor sends secret variables over standard input, since ``/proc/PID/environ`` shows the environment with which a
 process was started. The exit code 0 means that the plugin ended by itself, `CANNOT_START` that a restart would not
 help, any other that it died.
@@ -12,17 +13,15 @@ import importlib.util
 import json
 import logging
 import os
+import runpy
 import signal
 import sys
 import threading
 import time
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolbus.processes.program_starter import CANNOT_START, MODULE_VARIABLE, SUPERVISOR_VARIABLE, killed_with_parent
-
-if TYPE_CHECKING:
-    from toolbus.processes.loader import LoadedPlugin
 
 ENTRIES_VARIABLE = "TOOLBUS_OFFER_ENTRIES"  # "1" makes methods with plugin_entry tools
 REPORT_VARIABLE = "_REPORT_PIPE"  # to which the names of the offered tools are written, as a line of JSON
@@ -67,16 +66,18 @@ def main(arguments: list[str] | None = None) -> int:
     if supervisor:
         end_with(int(supervisor))
         os.environ.update(json.loads(sys.stdin.read() or "{}"))
-    if len(arguments) != 1:
-        print("usage: python -m toolbus.processes.plugin_process PATH", file=sys.stderr)
+    *option, plugin = arguments or [""]
+    if not plugin or option not in ([], ["-m"]):
+        print("usage: python -m toolbus.processes.plugin_process PATH | -m PACKAGE", file=sys.stderr)
         return 2
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     from toolbus.errors import PeerLost, RequestError, SetupError
-    from toolbus.processes.loader import load_plugin
-    from toolbus.sdk import plugin_client  # noqa: F401  # before a module of the author's can hide a standard one
 
     try:
-        _run(load_plugin(arguments[0], entries=os.environ.get(ENTRIES_VARIABLE) == "1"))
+        if option:
+            sys.argv[1:] = []
+            runpy.run_module(plugin, run_name="__main__", alter_sys=True)
+        else:
+            _run_file(plugin)
     except (SetupError, RequestError) as error:
         print(error, file=sys.stderr)
         return CANNOT_START
@@ -87,9 +88,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _run(loaded: LoadedPlugin) -> None:
-    from toolbus.sdk.plugin_client import Plugin
+def _run_file(path: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    from toolbus.processes.loader import load_plugin
+    from toolbus.sdk.plugin_client import Plugin  # before a module of the author's can hide a standard one
 
+    loaded = load_plugin(path, entries=os.environ.get(ENTRIES_VARIABLE) == "1")
     plugin = loaded.plugin
     if loaded.owner is not None:
         plugin = Plugin.from_object(loaded.owner, source=loaded.source)

@@ -78,7 +78,7 @@ class PluginProgram:
 
     @classmethod
     def of_module(cls, module: str) -> Self:
-        """Returns ``python -m MODULE`` for an installed package; no code of it runs in this process.
+        """Returns what runs an installed package like ``python -m MODULE``; no code of it runs in this process.
 
         Raises:
             SetupError: no such package is installed, or it cannot be run.
@@ -89,7 +89,8 @@ class PluginProgram:
         folders = package.submodule_search_locations or () if package.name == module else ()
         if folders and not any(Path(folder, "__main__.py").is_file() for folder in folders):
             raise SetupError(f"-m {module}: the package has no __main__.py: add one that calls plugin.run()")
-        return cls(module, (sys.executable, "-P", "-m", module))  # -P: installed ones, none of the working directory
+        # -P: installed ones, none of the working directory
+        return cls(module, (sys.executable, "-P", "-m", "toolbus.processes.plugin_process", "-m", module))
 
     def find(self, environment: Mapping[str, str]) -> str:
         """Returns the file that is executed.
