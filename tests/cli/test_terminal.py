@@ -24,6 +24,7 @@ from tests.parts.audit.chains import write
 from tests.support.processes import environment
 from toolbus.cli import terminal
 from toolbus.common.text import clean_line
+from toolbus.parts.audit import audit_command
 from toolbus.parts.audit.audit_log import FOLDER
 from toolbus.parts.observability import calls_command
 
@@ -99,7 +100,7 @@ def test_control_characters_in_a_row_are_replaced(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[31m    b c\n"
 
 
-_KEPT = ("NAME", "TOOL", "SOURCE", "STATE", "STATUS")
+_KEPT = ("NAME", "TOOL", "SOURCE", "STATE", "STATUS", "ACT", "OUTCOME", "WHO", "TARGET")
 WIDTHS = (80, 100, 120, 200)
 
 
@@ -119,6 +120,7 @@ def _tables() -> list[tuple[str, ...]]:
 
 TABLES = [
     *_tables(),
+    tuple(head for head, _ in audit_command._COLUMNS),
     tuple(head for head, _ in calls_command._COLUMNS),
     tuple(head for head, _ in calls_command._COLUMNS + calls_command._CONTENTS),
 ]
@@ -221,6 +223,19 @@ def test_a_terminal_prints_warnings_in_colour(monkeypatch: pytest.MonkeyPatch) -
     fine, odd = shown.getvalue().splitlines()[-2:]
     assert "\x1b[33m" not in fine
     assert "\x1b[33m(warning: odd) fine" in odd
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_row_of_a_table_that_continues_is_one_line_of_the_window(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr("sys.stdout", shown)
+    monkeypatch.setenv("COLUMNS", str(width))
+    for text in ("short", "天气" * 200, "why " * 100):
+        terminal.print_row(("2026-11-29 19:09:58", "refuse", text), (19, 9, 0))
+    first, *others = shown.getvalue().splitlines()
+    assert first == "2026-11-29 19:09:58  refuse     short"
+    assert all(line.startswith("2026-11-29 19:09:58  refuse     ") and line.endswith("…") for line in others)
+    assert [len(line) for line in others[1:]] == [width]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")

@@ -19,8 +19,8 @@ from toolbus.parts.audit.audit_log import FOLDER, files_of, verify
 def test_the_newest_lines_are_printed_oldest_first(tmp_path: Path) -> None:
     write(tmp_path / FOLDER, 12, max_file=600)
     shown = toolbus("audit", "--data-dir", tmp_path, "--limit", "5").stdout.splitlines()
-    assert shown[0].split() == ["TIME", "ACT", "OUTCOME", "WHO", "HOW", "SOURCE", "TARGET", "WHY"]
-    assert [row.split()[-2] for row in shown[1:]] == ["7", "8", "9", "10", "11"]
+    assert shown[0].split() == ["TIME", "ACT", "OUTCOME", "WHO", "SOURCE", "TARGET", "HOW", "DETAIL"]
+    assert [row.split()[-3] for row in shown[1:]] == ["7", "8", "9", "10", "11"]
     found = [json.loads(row) for row in toolbus("audit", "--json", TOOLBUS_DATA_DIR=str(tmp_path)).stdout.splitlines()]
     assert found == entries(tmp_path / FOLDER)
 

@@ -25,7 +25,8 @@ EPILOG = epilog(
     """
     Reads the files themselves, so it needs no bus, but permission to read its data directory: --data-dir, else
     TOOLBUS_DATA_DIR, else the platform's data folder. The oldest of the lines is printed first. WHO is the identity, or
-    the source of a peer without one; SOURCE is the source that acted, TARGET what it acted on.
+    the source of a peer without one; SOURCE is the source that acted, where it is not WHO; TARGET is what it acted on.
+    A terminal gets what fits its window; --json has everything.
     """,
     "0 done, 1 no audit was found, or it cannot be read, 2 wrong usage, 130 after Ctrl-C.",
 )
@@ -42,7 +43,7 @@ VERIFY_EPILOG = epilog(
 
 FOLLOW_SECONDS = 0.5  # between two looks at the files
 _COLUMNS = (
-    ("TIME", 19), ("ACT", 9), ("OUTCOME", 7), ("WHO", 12), ("HOW", 5), ("SOURCE", 12), ("TARGET", 24), ("WHY", 0),
+    ("TIME", 19), ("ACT", 9), ("OUTCOME", 7), ("WHO", 12), ("SOURCE", 12), ("TARGET", 16), ("HOW", 5), ("DETAIL", 0),
 )  # fmt: skip
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich", add_completion=False)
@@ -62,10 +63,19 @@ def audit(
     if context.invoked_subcommand is not None:
         return
     directory = _audit_directory(data_dir)
+    heads, widths = zip(*_COLUMNS, strict=True)
+    lines = _read(directory, limit, follow=follow)
+    if not as_json and not follow:
+        terminal.print_table(heads, [_row(line) for line in lines])
+        return
     if not as_json:
-        terminal.print_row([head for head, _ in _COLUMNS], [width for _, width in _COLUMNS])
-    for line in _read(directory, limit, follow=follow):
-        _print(line, as_json)
+        terminal.print_row(heads, widths)
+    for line in lines:
+        if as_json:
+            entry = _entry(line) or {"damaged": line.decode("utf-8", "replace")}
+            terminal.print_json(entry, line=True)
+        else:
+            terminal.print_row(_row(line), widths)
 
 
 @app.command(epilog=VERIFY_EPILOG)
@@ -162,22 +172,22 @@ def _whole_lines(data: bytes) -> list[bytes]:
     return data.split(b"\n")[:-1]
 
 
-def _print(line: bytes, as_json: bool) -> None:
+def _entry(line: bytes) -> dict[str, Any] | None:
     from toolbus.parts.audit.audit_log import read_line
 
-    entry = read_line(line)
-    if as_json:
-        terminal.print_json(entry if entry is not None else {"damaged": line.decode("utf-8", "replace")}, line=True)
-    else:
-        cells = _row(entry) if entry is not None else ["-", "damaged", *["-"] * 5, line.decode("utf-8", "replace")]
-        terminal.print_row(cells, [width for _, width in _COLUMNS])
+    return read_line(line)
 
 
-def _row(entry: dict[str, Any]) -> list[str]:
+def _row(line: bytes) -> list[str]:
+    entry = _entry(line)
+    if entry is None:
+        return ["-", "damaged", *["-"] * 5, line.decode("utf-8", "replace")]
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
-    cells = [str(entry.get(name, "")) or "-" for name in ("act", "outcome", "who", "how", "source", "target", "why")]
+    cells = {name: str(entry.get(name, "")) for name in ("act", "outcome", "who", "source", "target", "how", "why")}
+    if cells["source"] == cells["who"]:
+        cells["source"] = ""
     if entry.get("act") == "calls":
-        cells[5] = f"{entry.get('count')} calls"
+        cells["target"] = f"{entry.get('count')} calls"
     if entry.get("act") == "lost":
-        cells[5] = f"{entry.get('lines')} lines"
-    return [when, *cells]
+        cells["target"] = f"{entry.get('lines')} lines"
+    return [when, *(cell or "-" for cell in cells.values())]
