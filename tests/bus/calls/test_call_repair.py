@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from tests.support.core_model import NUMBER, Core, error_of, tool
 from toolbus.bus.calls.call_records import MAX_REPAIRS_SHOWN
 from toolbus.errors import Code
-from toolbus.protocol.tool import Tool
+from toolbus.protocol.tool import Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 COUNCIL = replace(NUMBER, name="c", council_eligible=True)
@@ -171,3 +172,71 @@ def test_a_failed_call_s_record_says_what_was_repaired() -> None:
     core.dispatcher.endings.cancels(host, [pb.ToolCancel(call_id=call_id)], core.now)
     (record,) = core.dispatcher.records
     assert (record.outcome, [str(each) for each in record.repairs]) == ("CANCELLED", ["a: string to integer"])
+
+
+@pytest.mark.parametrize(
+    ("sent", "gets"),
+    [
+        ("{}", '{"a":1,"b":[]}'),
+        (" {\n} ", '{"a":1,"b":[]}'),
+        ('{"x": 1.50} ', '{"x": 1.50,"a":1,"b":[]}'),
+        ('{ "a" : 123456789012345678901234567890 }', '{ "a" : 123456789012345678901234567890,"b":[]}'),
+        ('{"b":[1],"n":{"c":5}}', '{"b":[1],"n":{"c":5},"a":1}'),
+        ('{"n":{}}', '{"n":{"c":2},"a":1,"b":[]}'),
+        ('{"a":"7"}', '{"a":7,"b":[]}'),
+    ],
+)
+def test_defaults_are_filled_in_the_same_with_and_without_another_step(sent: str, gets: str) -> None:
+    core = Core()
+    nested = {"type": "object", "properties": {"c": {"default": 2}}}
+    schema = of("d", a={"type": "integer", "default": 1}, b={"type": "array", "default": []}, n=nested)
+    host, plugin = core.peer("h"), core.plugin("p", schema)
+    assert arrived(core, host, plugin, "d", sent) == gets
+    with_key = f'{sent.strip()[:-1]}{"," if ":" in sent else ""}"userId":"u"}}'  # makes the bus write the text again
+    assert json.loads(arrived(core, host, plugin, "d", with_key)) == json.loads(gets)
+    rewritten, filled = core.dispatcher.records
+    assert filled.arguments_size == len(sent)
+    assert set(map(str, filled.repairs)) == set(map(str, rewritten.repairs)) != set()
+
+
+def test_a_default_that_breaks_the_schema_with_what_came_is_not_filled_in() -> None:
+    core = Core()
+    schema = {"properties": {"a": {"default": 1}, "b": {}}, "dependentRequired": {"a": ["b"]}}
+    host, plugin = core.peer("h"), core.plugin("p", tool("d", parameters_json=json.dumps({"type": "object"} | schema)))
+    assert arrived(core, host, plugin, "d", '{"c":1}') == '{"c":1}'
+    assert arrived(core, host, plugin, "d", '{"b":1}') == '{"b":1,"a":1}'
+
+
+def test_arguments_that_have_no_room_for_a_default_go_on_without_it() -> None:
+    core = Core(limits=Limits(arguments_bytes=100))
+    host, plugin = core.peer("h"), core.plugin("p", of("d", a={"default": "x" * 60}))
+    long = json.dumps({"b": "y" * 60})
+    assert arrived(core, host, plugin, "d", long) == long
+    assert json.loads(arrived(core, host, plugin, "d", "{}")) == {"a": "x" * 60}
+
+
+def test_the_record_of_a_nested_call_with_defaults_names_its_parent_and_what_was_filled_in() -> None:
+    core = Core()
+    host, plugin, inner = core.peer("h"), core.plugin("p", NUMBER), core.plugin("q", of("d", a={"default": 1}))
+    core.call(host, "n", '{"a":5}')
+    (outer,) = plugin.pending.values()
+    arrived(core, plugin, inner, "d", "{}", parent_call_id=outer.id)
+    (record,) = core.dispatcher.records
+    assert (record.parent, list(map(str, record.repairs))) == (outer.id, ["a: absent to integer"])
+
+
+def test_a_call_that_lacks_a_default_takes_little_more_than_one_that_has_it() -> None:
+    core = Core()
+    host, plugin = core.peer("h"), core.plugin("p", of("d", a={"type": "integer", "default": 1}))
+
+    def steps(arguments: str) -> int:
+        entered: list[str] = []
+        sys.setprofile(lambda frame, event, argument: entered.append(event) if event == "call" else None)
+        try:
+            arrived(core, host, plugin, "d", arguments)
+        finally:
+            sys.setprofile(None)
+        return len(entered)
+
+    steps("{}"), steps('{"a":2}')  # what is made once
+    assert steps('{"b":1}') - steps('{"a":2}') <= 20

@@ -22,6 +22,7 @@ from toolbus.bus.catalog.argument_repair import (
     WHOLE_TEXT,
     Repair,
     RepairedArguments,
+    filled,
     noted,
     notes_of,
     original_of,
@@ -364,6 +365,16 @@ class CallArguments:
         repaired = with_whole_numbers(checker, repaired, limit)
         self._log_repairs(caller, call, repairs_of(repaired))
         return repaired
+
+    def filled(self, declaration: Declaration, checker: ArgumentChecker, text: str, arguments: Any) -> str | None:
+        """Returns arguments that lack nothing but defaults of their own properties, with them; None for others.
+
+        What `validate` returns for these, without reading them again.
+        """
+        tool, defaults = declaration.tool, checker.defaults
+        if defaults is None or not self._repairs or tool.no_repair or (tool.council_eligible and not arguments):
+            return None
+        return filled(checker, defaults, text, arguments, self._limits.arguments_bytes - 4 * len(text))
 
     def _repair(self, checker: ArgumentChecker, text: str, arguments: Any, strips: frozenset[str]) -> str | None:
         """Returns the text of arguments that fit, None if repairs do not help."""

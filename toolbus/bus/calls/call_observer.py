@@ -155,16 +155,10 @@ class CallObserver:
         Args:
             output: the part that may be recorded.
         """
-        entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
-        arguments_json, context = call.arguments_json, call.context
-        more = More(
-            content_of(arguments_json, output) if contents else None,
-            repairs_of(arguments_json),
-            parent.id if parent is not None else "",
-            trace.trace_id if trace is not None else "",
-            failure=failure_of(error, texts=self.records.texts) if error is not None else None,
-            notes=notes_of(arguments_json),
-        )
+        entry, trace, arguments_json, context = call.entry, call.trace, call.arguments_json, call.context
+        content = content_of(arguments_json, output) if self.records.contents else None
+        failure = failure_of(error, texts=self.records.texts) if error is not None else None
+        more = self.more(call)._replace(content=content, failure=failure)
         row = (
             *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),
             # As it came, and without the context, which counts towards what is held.
@@ -178,6 +172,17 @@ class CallObserver:
             self.records.add(row)
         if trace is not None and trace.recorded:
             self.span_ended(trace, call, (*row[:-1], None), error)
+
+    @staticmethod
+    def more(call: Call) -> More:
+        """Returns the parts of a call's record that few have, without contents and failure."""
+        parent, trace, arguments_json = call.parent, call.trace, call.arguments_json
+        return More(
+            repairs=repairs_of(arguments_json),
+            parent=parent.id if parent is not None else "",
+            trace_id=trace.trace_id if trace is not None else "",
+            notes=notes_of(arguments_json),
+        )
 
     def span_ended(self, trace: Trace, call: Call, row: Row, error: CallError | None = None) -> None:
         """Hands on the span of a call that has ended, and adds a counted call as an exemplar of its duration.

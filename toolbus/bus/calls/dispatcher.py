@@ -39,6 +39,7 @@ from toolbus.bus.calls.refusals import (
     too_fast,
     window_full,
 )
+from toolbus.bus.catalog.argument_repair import original_of
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import BUS_SOURCE, RUN_SOURCES, Declaration, Entry, Handler
 from toolbus.bus.catalog.policy import Policy
@@ -518,13 +519,11 @@ class Dispatcher:
                         arguments = checker.load(text)
                     except ValueError:
                         arguments = None
-                    if (
-                        type(arguments) is not dict
-                        or not declaration.strips.isdisjoint(arguments)
-                        or not checker.passes(arguments)
-                    ):
+                    plain = type(arguments) is dict and declaration.strips.isdisjoint(arguments)
+                    if not plain or not checker.passes(arguments):
+                        filled = self.arguments.filled(declaration, checker, text, arguments) if plain else None
                         # Parses again, and exactly, since it may write the text again.
-                        text = self.arguments.validate(caller, call, parent, declaration)
+                        text = filled or self.arguments.validate(caller, call, parent, declaration)
                         size = len(text)
                 context = exchange = None
                 if parent is not None:
@@ -687,16 +686,18 @@ class Dispatcher:
                 self.observer.call_ended(call, code, now, "" if code == Code.SECRET_BLOCKED else output, error)
                 continue
             batch.append((call_id, output))
-            if careful or type(call.arguments_json) is not str:  # repaired ones say so in their record
+            if careful:
                 self.observer.call_ended(call, 0, now, output)
                 continue
-            origin, context = None, call.context
-            if context is not None:
-                origin, size = origin_of(context), len(call.arguments_json)
+            origin, context, arguments_json = None, call.context, call.arguments_json
             parent, trace = call.parent, call.trace
             more: More | str | None = trace.trace_id if trace is not None else None
-            if parent is not None:
-                more = More(parent=parent.id, trace_id=trace.trace_id if trace is not None else "")
+            if parent is not None or type(arguments_json) is not str:  # repaired ones say so in their record
+                more = observer.more(call)
+                arguments_json = original_of(arguments_json)
+                size = len(arguments_json)
+            if context is not None:
+                origin, size = origin_of(context), len(arguments_json)
             name, source, started = entry.name, entry.source, call.started
             if started < slow:
                 self.slow_calls.note(call, 0, now)

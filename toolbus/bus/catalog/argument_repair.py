@@ -8,6 +8,7 @@ schema declares. Repaired arguments are checked again.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -140,25 +141,37 @@ def read_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def filled(
+    checker: ArgumentChecker, defaults: Defaults, text: str, arguments: dict[str, Any], room: int
+) -> RepairedArguments | None:
+    """Returns arguments with those of their own properties that they lack; the rest of the text stays as it is.
+
+    Returns:
+        None: they lack none, or a default further down, or with the defaults they are invalid or too large.
+    """
+    missing = defaults.missing(arguments)
+    members = ",".join([defaults.members[name] for name in missing])
+    if not missing or len(members) > room or defaults.lacks_below(arguments):
+        return None
+    if not checker.is_valid({**arguments, **{name: defaults.parsed[name] for name in missing}}):
+        return None
+    inner = text.strip(_WHITE_SPACE)[:-1].rstrip(_WHITE_SPACE) or "{"
+    complete = f"{inner},{members}}}" if arguments else f"{inner}{members}}}"
+    return RepairedArguments.of(complete, text, [_absent(name, defaults.values[name]) for name in missing])
+
+
+@functools.lru_cache(1_000)
+def _absent(name: str, default: str) -> Repair:
+    return Repair(_shown((name,)), ABSENT, _type_of_text(default))
+
+
 def _with_defaults(
     checker: ArgumentChecker, defaults: Defaults, text: str, arguments: dict[str, Any], room: int
 ) -> str | None:
     """Returns arguments with the defaults that they lack; None if with them they are invalid or too large."""
+    if not defaults.lacks_below(arguments):  # most of the time
+        return filled(checker, defaults, text, arguments, room)
     try:
-        if not defaults.lacks_below(arguments):  # most of the time; the rest of the text stays as it is
-            missing = defaults.missing(arguments)
-            members = ",".join([defaults.members[name] for name in missing])
-            if not missing or len(members) > room:
-                return None
-            inner = text.strip(_WHITE_SPACE)[:-1].rstrip(_WHITE_SPACE) or "{"
-            filled = f"{inner},{members}}}" if arguments else f"{inner}{members}}}"
-            if not checker.is_valid(load_arguments(filled)):
-                return None
-            return RepairedArguments.of(
-                filled,
-                text,
-                [Repair(_shown((name,)), ABSENT, _type_of_text(defaults.values[name])) for name in missing],
-            )
         value = load_arguments(text)
         return written(checker, value, text, [_filled(value, path) for path in defaults.fill(value, room)], room)
     except ValueError:

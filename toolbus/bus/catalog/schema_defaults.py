@@ -33,6 +33,7 @@ class Defaults:
     Attributes:
         values: the JSON text of each property's default.
         members: the same with the name, as a member of an object.
+        parsed: the values themselves, which nobody changes.
         inner: the defaults inside a property's value.
         items: of the items of an array.
         others: of the values of properties that the schema does not name.
@@ -41,6 +42,7 @@ class Defaults:
 
     values: dict[str, str] = field(default_factory=dict)
     members: dict[str, str] = field(default_factory=dict)
+    parsed: dict[str, Any] = field(default_factory=dict)
     inner: dict[str, Defaults] = field(default_factory=dict)
     items: Defaults | None = None
     others: Defaults | None = None
@@ -185,6 +187,7 @@ class _Finder:
             if text is not None:
                 defaults.values.setdefault(name, text)
                 defaults.members.setdefault(name, f"{json.dumps(name)}:{text}")
+                defaults.parsed.setdefault(name, json.loads(text))
             defaults.inner.setdefault(name, self.find(part, here))
         items, others = schema.get("items"), schema.get("additionalProperties")
         if isinstance(items, dict) and "prefixItems" not in schema:
