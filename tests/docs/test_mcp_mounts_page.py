@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import TEXTS, blocks, table
+from tests.docs.pages import TEXTS, blocks, listed
 from tests.support.processes import toolbus
 from tests.support.waiting import until
 from toolbus.bus import Bus
@@ -27,15 +27,13 @@ from toolbus.parts.mcp.client.room import McpClientRoom
 PAGE = "docs/start/mcp-mounts.md"
 
 
-def _rows(head: str) -> list[list[str]]:
-    return [[cell.strip() for cell in row] for row in table(TEXTS[PAGE], head)]
-
-
 def test_the_tables_have_every_key_with_its_default() -> None:
-    keys = {name for row in _rows("| key | default | meaning |") for name in re.findall(r"`(\w+)`", row[0])}
+    keys = {name for row in listed(TEXTS[PAGE], "DOCS_TOKEN") for name in re.findall(r"`(\w+)`", row[0])}
     assert keys == set(ENTRY_KEYS)
     defaults = {each.name: each.default for each in fields(MountEntry) if each.default is not MISSING}
-    rows = {row[0].strip("`"): row[1].strip("`") for row in _rows("| key | default | flag | meaning |")}
+    rows = {
+        row[0].strip("`"): row[1].split(", ")[-1].strip("`") for row in listed(TEXTS[PAGE], "The keys below `toolbus`")
+    }
     assert rows.keys() == OWN_KEYS.keys()
     for name, shown in rows.items():
         default = defaults[name]
@@ -44,7 +42,7 @@ def test_the_tables_have_every_key_with_its_default() -> None:
 
 
 def test_the_table_of_states_has_every_state() -> None:
-    assert [row[0].strip("`") for row in _rows("| state | meaning |")] == [
+    assert [row[0].strip("`") for row in listed(TEXTS[PAGE], "## How the mounts are")] == [
         state.value
         for state in (
             MountState.STARTING,
@@ -57,7 +55,7 @@ def test_the_table_of_states_has_every_state() -> None:
             MountState.FAILED,
         )
     ]
-    assert len(_rows("| state | meaning |")) == len(MountState)
+    assert len(listed(TEXTS[PAGE], "## How the mounts are")) == len(MountState)
 
 
 def test_the_file_of_the_page_is_read_without_a_word() -> None:

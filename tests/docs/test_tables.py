@@ -19,7 +19,7 @@ import pytest
 
 import toolbus.loop
 from tests.docs.configuration_table import written
-from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
+from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, listed, table
 from tests.support.commands import find_command
 from tests.support.core_model import Core, error_of
 from tests.support.waiting import WAIT_SECONDS
@@ -70,12 +70,12 @@ def _bytes(text: str) -> int:
 
 
 def test_the_limits_of_the_reference_are_those_of_the_code_with_their_defaults() -> None:
-    documented = {row[0].strip("`"): _bytes(row[1]) for row in table(TEXTS["docs/reference/limits.md"], "| limit |")}
+    documented = {row[0].strip("`"): _bytes(row[1]) for row in listed(TEXTS["docs/reference/limits.md"], "# Limits")}
     assert documented == {limit.name: getattr(Limits(), limit.name) for limit in fields(Limits)}
 
 
 def test_the_limits_of_http_connections_are_those_of_the_code() -> None:
-    documented = {row[0]: row[1] for row in table(TEXTS["docs/reference/limits.md"], "| what |")}
+    documented = {row[0]: row[2] for row in listed(TEXTS["docs/reference/limits.md"], "These are fixed:")}
     head = f"{MAX_HEAD_BYTES // KIB} KiB: 400; {Timings().head_seconds:g} s: 408"
     assert documented["request line and headers of an HTTP request"] == head
     assert documented["an HTTP connection without a request"] == f"{IDLE_SECONDS} s"
@@ -138,7 +138,7 @@ def test_the_limits_page_shows_the_error_of_a_caller_beyond_its_share() -> None:
 
 # -- configuration ------------------------------------------------------------------------------------------------
 
-_ROWS = {row[0].strip("`"): row for row in table(CONFIGURATION, "| key | default |")}
+_ROWS = {row[0].strip("`"): row for row in listed(CONFIGURATION, "its option and its default:")}
 
 
 def test_the_configuration_page_has_every_key_that_the_bus_reads_and_no_other(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_every_option_of_the_configuration_page_is_one_of_serve() -> None:
     options = {
         option for parameter in find_command("serve").params for option in parameter.opts if option.startswith("--")
     }
-    documented = {option for row in _ROWS.values() for option in re.findall(r"--[\w-]+", row[2])}
+    documented = {option for row in _ROWS.values() for option in re.findall(r"--[\w-]+", row[1])}
     assert documented == options - {"--help", "--config", "--json"}
 
 
@@ -225,14 +225,14 @@ def test_the_configuration_page_has_every_variable_of_the_environment() -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and re.fullmatch(r"TOOLBUS_[A-Z_]*[A-Z]", str(node.value))
     }
-    others = {row[0].strip("`") for row in table(CONFIGURATION, "| variable | read by |")}
+    others = {row[0].strip("`") for row in listed(CONFIGURATION, "## Other variables")}
     assert others <= read
     assert read - between_processes <= others | {f"TOOLBUS_{name.upper()}" for name in _ROWS}
 
 
 def test_the_configuration_page_has_every_variable_that_plugins_get() -> None:
     documented: set[str] = set()
-    for row in table(CONFIGURATION, "| variables | why |"):
+    for row in listed(CONFIGURATION, "## Variables of plugins"):
         names = set(re.findall(r"`([^`]+)`", row[0]))
         documented |= names | ({name.lower() for name in names} if "in lower case" in row[0] else set())
     whole = {name for name in PLUGIN.names if not name.startswith(PLUGIN.prefixes)}
@@ -243,25 +243,25 @@ def test_the_configuration_page_has_every_variable_that_plugins_get() -> None:
 
 
 def test_the_guide_has_every_option_of_a_tool() -> None:
-    documented = {name for row in table(PLUGINS, "| option | meaning |") for name in re.findall(r"\w+", row[0])}
+    documented = {name for row in listed(PLUGINS, "## Options of a tool") for name in re.findall(r"\w+", row[0])}
     assert documented == set(OPTION_NAMES)
 
 
 def test_the_guide_has_every_argument_of_a_plugin() -> None:
-    documented = {row[0].strip("`") for row in table(PLUGINS, "| argument | default |")}
+    documented = {row[0].strip("`") for row in listed(PLUGINS, "Its other arguments:")}
     arguments = [name for name in inspect.signature(Plugin).parameters if not name.startswith("_")]
     assert documented == set(arguments) - {"source", "tools"}  # the first one, and a set that was collected before
 
 
 def test_the_configuration_page_has_every_scope_and_every_field_of_a_key() -> None:
-    scopes = table(CONFIGURATION, "| scope | default | meaning |")
+    scopes = listed(CONFIGURATION, "The scopes of an identity")
     assert [row[0].strip("`") for row in scopes] == [each.name for each in fields(Scopes)]
     (verbs,) = (row[2] for row in scopes if row[0] == "`administer`")
     assert re.findall(r"`([^`]+)`", verbs) == [*VERBS, ALL]
-    rows = table(CONFIGURATION, "| key of a key | meaning |")
+    rows = listed(CONFIGURATION, "A key has:")
     documented = {name for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
     assert documented == {each.name for each in fields(KeyRecord)} - {"id"}
-    issuers = table(CONFIGURATION, "| key of an issuer | default | meaning |")
+    issuers = listed(CONFIGURATION, "`[[issuers]]`")
     assert [row[0].strip("`") for row in issuers] == [each.name for each in fields(Issuer)]
 
 
@@ -285,7 +285,7 @@ def test_the_keys_and_issuers_that_a_page_shows_are_read(page: str, tmp_path: Pa
 def test_the_command_line_page_has_every_command_and_no_other() -> None:
     documented = {
         span.removeprefix("toolbus ")
-        for row in table(COMMANDS, "| command | what for |")
+        for row in listed(COMMANDS, "# Command line")
         for span in re.findall(r"`([^`]+)`", row[0])
     }
     assert documented == {row.name for row in commands() if row.home}
@@ -297,7 +297,7 @@ def test_the_command_line_page_has_every_shorter_name() -> None:
 
 
 def test_the_exit_codes_are_those_of_the_commands() -> None:
-    documented = [int(row[0]) for row in table(COMMANDS, "| exit code |")]
+    documented = [int(row[0]) for row in listed(COMMANDS, "## Exit codes")]
     assert documented == [terminal.DONE, terminal.REFUSED, terminal.USAGE, terminal.NO_BUS, terminal.INTERRUPTED]
 
 
@@ -305,24 +305,24 @@ def test_the_exit_codes_are_those_of_the_commands() -> None:
 
 
 def test_the_error_table_of_the_protocol_has_every_code_once() -> None:
-    rows = table(PROTOCOL, "| code | stages |")
+    rows = listed(PROTOCOL, "## Errors of calls")
     assert [row[0] for row in rows] == [code.name for code in Code if code]
     stages = {word for row in rows for word in row[1].split(", ")} - {"any", "–"}
     assert stages <= {stage.name for stage in Stage}
 
 
 def test_the_errors_page_says_for_every_code_whether_to_call_again() -> None:
-    documented = " ".join(row[0] for row in table(ERRORS, "| code | call again? |"))
+    documented = " ".join(row[0] for row in listed(ERRORS, "Whether to call again:"))
     assert set(re.findall(r"[A-Z_]{4,}", documented)) == {code.name for code in Code if code}
 
 
 def test_the_errors_page_has_every_stage() -> None:
-    assert [row[0] for row in table(ERRORS, "| stage |")] == [stage.name for stage in Stage if stage]
+    assert [row[0] for row in listed(ERRORS, "The stage says")] == [stage.name for stage in Stage if stage]
 
 
 def test_the_errors_page_has_every_exception() -> None:
     exceptions = {name for name, value in vars(errors).items() if isinstance(value, type) and _is_ours(value)}
-    assert {row[0].strip("`") for row in table(ERRORS, "| exception |")} == exceptions
+    assert {row[0].strip("`") for row in listed(ERRORS, "## Exceptions")} == exceptions
 
 
 def _is_ours(kind: type) -> bool:
@@ -356,7 +356,7 @@ async def test_the_pages_about_http_and_the_bus_know_the_same_paths() -> None:
 
 
 def test_the_page_of_settings_has_every_setting_of_the_loop_with_its_default() -> None:
-    documented = {row[0].strip("`"): row[1] for row in table(LOOP_SETTINGS, "| setting | default |")}
+    documented = {row[0].strip("`"): row[1] for row in listed(LOOP_SETTINGS, "# ")}
     shown = {setting.name: json.dumps(setting.default, default=repr) for setting in fields(LoopSettings)}
     shown |= {"may_route": "no drop-ins", "needs_approval": "destructive tools"}
     words = {"true": "`True`", "false": "`False`", "null": "`None`"}
@@ -365,14 +365,14 @@ def test_the_page_of_settings_has_every_setting_of_the_loop_with_its_default() -
 
 
 def test_the_page_of_settings_has_every_event_of_the_loop_with_its_fields() -> None:
-    documented = {row[0].strip("`"): row[1] for row in table(LOOP_SETTINGS, "| event | with |")}
+    documented = {row[0].strip("`"): row[1] for row in listed(LOOP_SETTINGS, "## Events")}
     kinds = typing.get_args(LoopEvent)
     assert documented == {kind.__name__: ", ".join(f"`{field.name}`" for field in fields(kind)) for kind in kinds}
 
 
 def test_the_page_about_many_tools_has_every_number_of_tools_that_a_provider_takes() -> None:
-    rows = table(TEXTS["docs/start/many-tools.md"], "| dialect | most tools |")
-    documented = {name.strip("` "): row[1] for row in rows for name in row[0].split(",")}
+    rows = listed(TEXTS["docs/start/many-tools.md"], "Providers refuse a request with more tools:")
+    documented = {name.strip("` "): row[2].partition(";")[0] for row in rows for name in row[0].split(",")}
     numbers = {name: find_dialect(name).max_tools for name in DIALECTS}
     known = {name: str(number) for name, number in numbers.items() if number is not None}
     assert documented == known | {"others": "not published"}
@@ -380,7 +380,7 @@ def test_the_page_about_many_tools_has_every_number_of_tools_that_a_provider_tak
 
 def test_the_guides_name_every_dialect_and_every_endpoint() -> None:
     assert not [name for name in DIALECTS if f"`{name}`" not in TEXTS["docs/start/dialects.md"]]
-    documented = {row[0].strip("`") for row in table(LOOP, "| endpoint | client |")}
+    documented = {row[0].strip("`") for row in listed(LOOP, "endpoint of the model:")}
     endpoints = {name for name in toolbus.loop.__all__ if name.lower().startswith("endpoint") or "_endpoint" in name}
     assert documented == endpoints
 
@@ -393,12 +393,12 @@ def test_the_manifest_that_is_shown_can_be_read_and_its_table_has_every_key(tmp_
     manifest = read_manifest(shown, tmp_path)
     assert manifest.allow
     assert all(manifest.allows(file) for file in manifest.files)
-    documented = [row[0].strip("`") for row in table(TEXTS[DROP_IN], "| key | what it grants |")]
+    documented = [row[0].strip("`") for row in listed(TEXTS[DROP_IN], "## `_manifest.json`")]
     assert documented == ["allow", *(grant.name for grant in fields(FileGrants))]
 
 
 def test_the_keys_of_env_are_those_that_a_tool_gets() -> None:
-    documented = {key for row in table(TEXTS[DROP_IN], "| key | what |") for key in re.findall(r"\w+", row[0])}
+    documented = {key for row in listed(TEXTS[DROP_IN], "## `env`") for key in re.findall(r"\w+", row[0])}
     assert documented == set(env_of(ToolScope()))
 
 
@@ -430,7 +430,7 @@ def _wire_names() -> set[str]:
 
 
 def test_the_protocol_has_the_default_of_every_limit_of_a_session() -> None:
-    documented = {row[0].strip("`"): row[1] for row in table(PROTOCOL, "| limit | default |")}
+    documented = {row[0].strip("`"): row[2] for row in listed(PROTOCOL, "## Limits")}
     assert list(documented) == list(wire.Limits.DESCRIPTOR.fields_by_name)
     grace, in_flight = documented.pop("grace_seconds"), documented.pop("calls_in_flight")
     assert {name: _bytes(shown) for name, shown in documented.items()} == {

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.pages import listed, table
 from tests.parts.council import test_spindle_differences
 from toolbus.extension import (
     CouncilCompleted,
@@ -43,30 +44,22 @@ EVENTS: tuple[CouncilEvent, ...] = (
 )
 
 
-def rows(head: str, page: str = PAGE) -> list[list[str]]:
-    """Returns the cells below the table head that begins with a text."""
-    lines = page.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith(head)) + 2
-    end = next(number for number in range(start, len(lines)) if not lines[number].startswith("|"))
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[start:end]]
-
-
 def names(cells: Iterable[str]) -> list[str]:
     return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
 
 
 @pytest.mark.parametrize(
-    ("head", "record"), [("| council setting |", CouncilSettings), ("| sidecar setting |", SidecarSettings)]
+    ("before", "record"), [("# Settings of a council", CouncilSettings), ("toolbus[council]", SidecarSettings)]
 )
-def test_the_page_lists_every_setting_with_its_default(head: str, record: Any) -> None:
-    listed = {row[0].strip("`"): ast.literal_eval(row[1].strip("`")) for row in rows(head)}
-    assert listed == {each.name: each.default for each in fields(record) if each.default is not MISSING}
-    assert len(listed) == len(fields(record))
+def test_the_page_lists_every_setting_with_its_default(before: str, record: Any) -> None:
+    listing = {row[0].strip("`"): ast.literal_eval(row[1].strip("`")) for row in listed(PAGE, before)}
+    assert listing == {each.name: each.default for each in fields(record) if each.default is not MISSING}
+    assert len(listing) == len(fields(record))
 
 
 def test_the_page_lists_every_time_that_a_program_can_change() -> None:
-    listed = {row[0].strip("`"): float(row[1]) for row in rows("| what | value |")}
-    assert listed == {each.name: each.default for each in fields(settings.CouncilTimings)}
+    listing = {row[0].strip("`"): float(row[1]) for row in listed(PAGE, "## Times and tokens")}
+    assert listing == {each.name: each.default for each in fields(settings.CouncilTimings)}
 
 
 def test_the_page_has_the_tokens_of_a_plan() -> None:
@@ -76,24 +69,24 @@ def test_the_page_has_the_tokens_of_a_plan() -> None:
 
 def test_the_page_lists_every_event_with_its_fields() -> None:
     assert {type(event) for event in EVENTS} == set(typing.get_args(CouncilEvent))
-    for event, (kind, name, listed) in zip(EVENTS, rows("| event |"), strict=True):
+    for event, (kind, name, keys) in zip(EVENTS, listed(PAGE, "`on_event` of `run` gets:"), strict=True):
         described = event.described()
         assert (kind, name) == (f"`{type(event).__name__}`", f"`{described.pop('event')}`")
-        assert names([listed]) == [key for key in described if key not in ("generationId", "chatId")]
+        assert names([keys]) == [key for key in described if key not in ("generationId", "chatId")]
 
 
 def test_the_page_lists_every_key_of_an_invocation_and_of_a_member() -> None:
-    listed = rows("| key | attribute |")
+    listing = listed(PAGE, "### What the host sets")
     call = ToolInvocation.of({}, ToolScope())
-    assert names(row[0] for row in listed) == list(call)
-    assert names(row[1] for row in listed) == [each.name for each in fields(ToolInvocation)]
-    (of_member,) = (row[2] for row in listed if row[0] == "`councilMember`")
+    assert names(row[0] for row in listing if row[1]) == list(call)
+    assert names(row[1] or row[0] for row in listing) == [each.name for each in fields(ToolInvocation)]
+    (of_member,) = (row[2] for row in listing if row[0] == "`councilMember`")
     assert names([of_member]) == list(ANN.described())
 
 
 def test_every_defect_of_the_table_has_its_test() -> None:
     tested = set(re.findall(r"test_defect_(\d+)_", " ".join(vars(test_spindle_differences))))
-    assert {row[0] for row in rows("| | Spindle | toolbus |", SPINDLE)} == tested
+    assert {row[0] for row in table(SPINDLE, "| | Spindle | toolbus |")} == tested
 
 
 @pytest.mark.parametrize(

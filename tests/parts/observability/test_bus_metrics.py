@@ -230,7 +230,7 @@ def test_every_tool_that_a_plugin_may_name_reads_back() -> None:
 
 # -- the page --------------------------------------------------------------------------------------------------------
 
-ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|", re.MULTILINE)
+ROW = re.compile(r"^- `(\w+)` \((\w+)[;)]", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

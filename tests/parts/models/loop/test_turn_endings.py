@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import pickle
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.docs.pages import listed
 from tests.parts.models.loop.scripted_model import FunctionSource, Json, ScriptedModel, call, says
 from toolbus.loop import Endpoint, LoopSettings, RoundEnded, RoundRetried, TextDelta, ToolLoop
 from toolbus.parts.models.dialects.anthropic import Anthropic
@@ -90,9 +90,8 @@ async def test_an_empty_answer_is_logged_as_one(caplog: pytest.LogCaptureFixture
 
 def test_the_documentation_has_every_end_of_a_turn() -> None:
     page = Path(__file__).parents[4] / "docs" / "start" / "tool-loop.md"
-    _, _, table = page.read_text("utf-8").partition("| `stopped` | what happened |\n| --- | --- |\n")
-    rows = [line.split("`")[1] for line in itertools.takewhile(bool, table.splitlines())]
-    assert rows == list(get_args(Stopped))
+    rows = listed(page.read_text("utf-8"), "check `reply.stopped`")
+    assert [row[0].strip("`") for row in rows] == list(get_args(Stopped))
 
 
 async def test_a_refusal_after_tools_is_refused_and_not_an_empty_summary() -> None:
