@@ -36,9 +36,8 @@ _COLOURS = {
     **dict.fromkeys(("offline", "failed", "not_serving"), _RED),
 }
 _COLOURLESS = ("dumb", "unknown")  # terminals, by TERM
-_WHOLE = frozenset(  # and the first column
-    ("NAME", "TOOL", "SOURCE", "STATE", "STATUS", "ON THE WIRE", "IDENTITY", "ACT", "OUTCOME", "WHO", "TARGET")
-)
+_WHOLE = frozenset(("NAME", "TOOL", "SOURCE", "STATE", "STATUS", "ON THE WIRE", "IDENTITY"))  # and the first column
+_WHOLE |= {"ACT", "OUTCOME", "WHO", "TARGET"}  # of the audit
 _FOLDED = frozenset(("WHY", "NOTICE", "ABOUT", "STATE"))  # as the last column: what to do stands at their end
 _GAP = "  "  # between columns
 _LEAST = 24  # columns of the window that are left to a long text before another column goes
@@ -208,10 +207,7 @@ def print_table(
 
 
 def print_row(cells: Sequence[str], widths: Sequence[int]) -> None:
-    """Prints a row of a table that continues, at once; a cell that is wider than its column moves the others.
-
-    On a terminal it is one line, cut at the end of the window.
-    """
+    """Prints a row of a table that continues, at once; a wide cell moves the others, and the window cuts the line."""
     line = _align([clean_line(cell) for cell in cells], widths)
     with _writing():
         print(_cut(line, _window(sys.stdout)) if sys.stdout.isatty() else line, flush=True)

@@ -1,10 +1,9 @@
 """Runs one plugin: ``python -m toolbus.processes.plugin_process PATH``, started and supervised by `toolbus run`.
 
-It loads the file or folder and runs the plugin until a signal ends it, and ends when its supervisor does. With
-``-m PACKAGE`` instead, it runs an installed package as Python does, and prints why the bus refuses it in one line. The
-supervisor sends secret variables over standard input, since ``/proc/PID/environ`` shows the environment with which a
-process was started. The exit code 0 means that the plugin ended by itself, `CANNOT_START` that a restart would not
-help, any other that it died.
+It loads the file or folder (or after ``-m`` an installed package) and runs the plugin until a signal ends it, and ends
+when its supervisor does, which sends secret variables over standard input, since ``/proc/PID/environ`` shows the
+environment with which a process was started. The exit code 0 means that the plugin ended by itself, `CANNOT_START` that
+a restart would not help, any other that it died.
 """
 
 from __future__ import annotations
@@ -60,18 +59,18 @@ def _watch_parent(supervisor: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Loads and runs the plugin of a file or folder; returns the exit code."""
+    """Runs the plugin of PATH, or after ``-m`` of a package; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     supervisor = os.environ.pop(SUPERVISOR_VARIABLE, "")
     if supervisor:
         end_with(int(supervisor))
         os.environ.update(json.loads(sys.stdin.read() or "{}"))
-    *option, plugin = arguments or [""]
-    if not plugin or option not in ([], ["-m"]):
-        print("usage: python -m toolbus.processes.plugin_process PATH | -m PACKAGE", file=sys.stderr)
+    if len(arguments) not in (1, 2):
+        print("usage: python -m toolbus.processes.plugin_process PATH", file=sys.stderr)
         return 2
     from toolbus.errors import PeerLost, RequestError, SetupError
 
+    *option, plugin = arguments
     try:
         if option:
             sys.argv[1:] = []

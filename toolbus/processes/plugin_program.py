@@ -89,8 +89,8 @@ class PluginProgram:
         folders = package.submodule_search_locations or () if package.name == module else ()
         if folders and not any(Path(folder, "__main__.py").is_file() for folder in folders):
             raise SetupError(f"-m {module}: the package has no __main__.py: add one that calls plugin.run()")
-        # -P: installed ones, none of the working directory
-        return cls(module, (sys.executable, "-P", "-m", "toolbus.processes.plugin_process", "-m", module))
+        runner = (sys.executable, "-P", "-m", "toolbus.processes.plugin_process")  # -P: none of the working directory
+        return cls(module, (*runner, "-m", module))
 
     def find(self, environment: Mapping[str, str]) -> str:
         """Returns the file that is executed.
