@@ -78,6 +78,9 @@ class WorldVerbs:
         if (code == 0) != (step["expect_exit"] == "done"):
             expected = "0" if step["expect_exit"] == "done" else "another"
             raise Mismatch(f"the exit code is {code}, expected {expected}")
+        for each in self._stage.lines.values():
+            if each.current is not None:
+                each.current.over = True  # also where the end of its connection has not been read yet
 
     async def renew(self, _: Line, step: Mapping[str, Any]) -> None:
         self._stage.trace.add("!", "client", f"the credential is written anew: {step['renew']}")

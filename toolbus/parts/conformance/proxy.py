@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import struct
 from pathlib import Path
@@ -44,7 +45,7 @@ class Proxy:
         self.attempts: list[float] = []
         self.attempted = asyncio.Event()
         if path is None:
-            self._holder = bound(0)
+            self._holder = bound(_quiet_port())
             self._port = self._holder.getsockname()[1]
 
     @property
@@ -133,6 +134,19 @@ class Proxy:
             sink.write(data)
             await sink.drain()
         sink.write_eof()
+
+
+def _quiet_port() -> int:
+    """Returns a free port that systems hand out to nobody.
+
+    Programs whose bus has ended look for it at the port that it was given, and would be taken for the client.
+    """
+    for _ in range(100):
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    return 0
 
 
 def bound(port: int) -> socket.socket:
