@@ -89,13 +89,13 @@ struct State {
     refused: HashMap<(String, String), RefusedTool>, // by role and name
     waiting: HashMap<(String, String), WaitingTool>,
     shown_waiting: Vec<(String, String)>,
-    shown: String,             // why the last attempt failed, as it was logged; empty while attached
-    answered: Option<u64>,     // the version of the tools for which the bus has answered last
-    wire: Option<Wire>,        // of the current stream
-    newest: u64,               // the number of the newest notification
-    left: Option<String>,      // why this peer makes no new attempts
-    fatal: Option<Error>,      // why the bus refused tools that are to be offered all or none
-    ended: Option<Result<()>>, // how `run` ended
+    shown: HashMap<String, String>, // why the last attempt at each address failed, as it was logged; empty while attached
+    answered: Option<u64>,          // the version of the tools for which the bus has answered last
+    wire: Option<Wire>,             // of the current stream
+    newest: u64,                    // the number of the newest notification
+    left: Option<String>,           // why this peer makes no new attempts
+    fatal: Option<Error>,           // why the bus refused tools that are to be offered all or none
+    ended: Option<Result<()>>,      // how `run` ended
 }
 
 /// Holds one stream to a bus while it runs: offers tools, answers calls, makes calls.
@@ -359,10 +359,9 @@ impl Peer {
             "not attached to {address} ({end}){hint}: trying again, at least every {} s",
             longest as f64 / 1000.0
         );
-        let fresh = self.state().shown != shown;
-        if fresh {
+        let known = self.state().shown.insert(address.into(), shown.clone());
+        if known.as_ref() != Some(&shown) {
             self.log(&shown);
-            self.state().shown = shown;
         }
     }
 

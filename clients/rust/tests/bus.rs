@@ -152,6 +152,20 @@ async fn with_several_addresses_a_plugin_is_at_each_bus_and_a_host_goes_on_at_th
 }
 
 #[tokio::test]
+async fn each_bus_that_does_not_answer_is_logged_once_and_not_at_each_attempt() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let log: Arc<dyn Fn(&str) + Send + Sync> = {
+        let lines = lines.clone();
+        Arc::new(move |line: &str| lines.lock().unwrap().push(line.to_owned()))
+    };
+    let options = Options { address: "127.0.0.1:1,127.0.0.1:2".into(), log: Some(log), ..Default::default() };
+    let host = Host::with("test", options).unwrap();
+    let result = host.call("any", ()).timeout(Duration::from_secs(3)).await;
+    assert_eq!(result.error.unwrap().stage(), CallStage::NotDispatched);
+    assert_eq!(lines.lock().unwrap().len(), 2, "{lines:?}");
+}
+
+#[tokio::test]
 async fn by_a_name_of_dns_a_plugin_and_a_host_find_each_bus_that_has_it_and_come_back_to_it() {
     let bus = Bus::start("127.0.0.1:0");
     let port = bus.address.rsplit(':').next().unwrap().to_owned();

@@ -19,6 +19,7 @@ import io.grpc.Metadata;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -55,7 +56,7 @@ final class Peer {
     private final Map<Key, RefusedTool> refused = new LinkedHashMap<>();
     private final Map<Key, WaitingTool> waiting = new LinkedHashMap<>();
     private final Set<Key> shownWaiting = new HashSet<>();
-    private String shown = ""; // why the last attempt failed, as it was logged; empty while attached
+    private final Map<String, String> shown = new HashMap<>(); // why attempts at an address fail, as it was logged; empty while attached
     private long answered = -1; // the version of the tools for which the bus has answered last
     private Wire wire; // of the current stream
     private Link route; // where calls go; null without a session
@@ -275,10 +276,9 @@ final class Peer {
         String line = "not attached to " + address + " (" + end.getMessage() + ")" + hint + ": trying again, at least every "
                 + longest / 1000.0 + " s";
         synchronized (this) {
-            if (line.equals(shown)) {
+            if (line.equals(shown.put(address, line))) {
                 return;
             }
-            shown = line;
         }
         log(line);
     }
@@ -481,7 +481,7 @@ final class Peer {
         if (link.attached == 0) {
             link.open(answer);
             link.attached = System.nanoTime();
-            shown = "";
+            shown.clear();
             if (answer.getExpiresSeconds() > 0 && answer.getExpiresSeconds() < EXPIRY_SECONDS) {
                 log(String.format("the key of %s expires in %.1f hours: renew it", answer.getIdentity(),
                         answer.getExpiresSeconds() / 3600));

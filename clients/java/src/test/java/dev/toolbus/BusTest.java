@@ -209,6 +209,16 @@ class BusTest {
     }
 
     @Test
+    void eachBusThatDoesNotAnswerIsLoggedOnceAndNotAtEachAttempt() throws Exception {
+        List<String> lines = new java.util.concurrent.CopyOnWriteArrayList<>();
+        Options options = new Options().address("127.0.0.1:1,127.0.0.1:2").log(lines::add);
+        try (Host host = new Host("test", options)) {
+            assertEquals("NOT_DISPATCHED", host.call("any", null).timeout(java.time.Duration.ofSeconds(3)).join().error().stage());
+        }
+        assertEquals(2, lines.size(), lines::toString);
+    }
+
+    @Test
     void toolsThatDoNotFitIntoOneMessageAreOfferedTooAndARefusalEndsAPluginThatOffersAllOrNone() throws Exception {
         try (Bus bus = new Bus(); Plugin plugin = new Plugin("many", bus.options()); Host host = bus.host()) {
             String schema = "{\"type\":\"object\",\"description\":\"" + "x".repeat(200_000) + "\"}";
