@@ -286,7 +286,7 @@ func TestAPluginAndAHost(t *testing.T) {
 			check(t, err)
 			switch {
 			case change.Full:
-				equal(t, len(change.Added), len(s.plugin.peer.tools))
+				equal(t, len(change.Added), len(s.plugin.peers[0].tools))
 				check(t, AddTool(s.plugin, Tool{Name: "late"}, getWeather))
 			case len(change.Added) > 0:
 				seen = append(seen, "+"+change.Added[0].Name)
@@ -410,7 +410,8 @@ func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
 	at := func(address string) error {
 		return NewPlugin("x", &PluginOptions{Options: Options{Address: address}}).Start()
 	}
-	check(t, checkAddress("mtls:[fe80::1%eth0]:48931"))
+	several := must[[]string](t)(busesOf("mtls:[fe80::1%eth0]:48931, unix:/run/x,y/bus ,[::1]:2"))
+	equal(t, several, []string{"mtls:[fe80::1%eth0]:48931", "unix:/run/x,y/bus", "[::1]:2"})
 	type broken struct{ Notify chan int }
 	type limited struct {
 		Count int `json:"count" minimum:"one"`
@@ -428,8 +429,9 @@ func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
 			`tool "tag": the schema of toolbus.limited.Count: the tag minimum is "one", which is not JSON: write a value such as minimum:"1"`},
 		{NewPlugin("a b", nil).Start(), `the source is "a b", it must be 1 to 128 of [A-Za-z0-9_.:-]`},
 		{at("h:70000"), `the address is "h:70000", it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT`},
-		{at("a:1, b:1"), `the address "a:1, b:1" names several buses, and this module uses one: write the address of one of them`},
-		{at("dns:a:1"), `the address "dns:a:1" names several buses, and this module uses one: write the address of one of them`},
+		{at("a:1,,b:1"), `the address is "a:1,", it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT`},
+		{at("a:1,dns:a:1"), `the address "dns:a:1" has dns:, which this module does not look up: list the addresses`},
+		{at(strings.Repeat("a:1,", 64) + "a:1"), `the address has 65 buses, it may have 64`},
 	} {
 		setup := new(SetupError)
 		equal(t, errors.As(each.err, &setup), true)
@@ -510,6 +512,57 @@ func TestAfterARestartOfTheBusTheToolsAreBackAndACallThatWaitedIsAnswered(t *tes
 	equal(t, (<-answered).OutputJSON, `{"city":"Paris","days":["sunny"]}`)
 }
 
+// counted counts the lines of a log.
+type counted struct{ lines atomic.Int32 }
+
+func (c *counted) Write(line []byte) (int, error) {
+	c.lines.Add(1)
+	return len(line), nil
+}
+
+func TestWithSeveralAddressesAPluginIsAtEachBusAndAHostGoesOnAtTheNext(t *testing.T) {
+	first, stopFirst := startBus(t)
+	second, stopSecond := startBus(t)
+	address, log := first+", "+second, &counted{}
+	plugin := NewPlugin("several", &PluginOptions{Options: Options{Address: address, Log: quiet}})
+	defer plugin.Close(t.Context())
+	where := func(ctx context.Context, in map[string]any) (any, error) {
+		result, err := ScopeOf(ctx).Call(ctx, "echo", in, nil)
+		return json.RawMessage(result.OutputJSON), err
+	}
+	echo := func(_ context.Context, in map[string]any) (any, error) { return in, nil }
+	check(t, AddTool(plugin, Tool{Name: "where"}, where))
+	check(t, AddTool(plugin, Tool{Name: "echo"}, echo))
+	check(t, plugin.Ready(t.Context()))
+	answer := func(host *Host, tool string) string {
+		for { // until the tool is there
+			if result := must[*Result](t)(host.Call(t.Context(), tool, `{"a":1}`, nil)); !result.IsError {
+				return result.OutputJSON
+			}
+		}
+	}
+	for _, each := range []string{first, second} {
+		only := NewHost(&HostOptions{Options: Options{Address: each, Log: quiet}})
+		equal(t, answer(only, "where"), `{"a":1}`)
+		only.Close()
+	}
+	host := NewHost(&HostOptions{Options: Options{Address: address, Log: slog.New(slog.NewTextHandler(log, nil))}})
+	defer host.Close()
+	check(t, host.Ready(t.Context()))
+	stopFirst()
+	equal(t, answer(host, "where"), `{"a":1}`)
+	equal(t, must[*Result](t)(plugin.Call(t.Context(), "where", `{"a":1}`, nil)).IsError, false)
+	check(t, AddTool(plugin, Tool{Name: "late"}, echo))
+	equal(t, answer(host, "late"), `{"a":1}`)
+	equal(t, plugin.RemoveTool("late"), true)
+	stopSecond()
+	result := must[*Result](t)(host.Call(t.Context(), "where", `{"a":1}`, &CallOptions{Timeout: 2 * time.Second}))
+	equal(t, result.Error.Stage, StageNotDispatched)
+	if lines := log.lines.Load(); lines < 2 || lines > 7 {
+		t.Fatalf("each failure is logged once, and not again with each attempt: %d lines", lines)
+	}
+}
+
 func TestABusThatDoesNotAnswerForTheSakeOfTLSIsExplained(t *testing.T) {
 	server := httptest.NewUnstartedServer(nil)
 	server.EnableHTTP2 = true
@@ -522,7 +575,7 @@ func TestABusThatDoesNotAnswerForTheSakeOfTLSIsExplained(t *testing.T) {
 		host := NewHost(&HostOptions{Options: Options{Address: own, Log: quiet}})
 		defer host.Close()
 		host.peer.begin()
-		check(t, host.peer.until(t.Context(), func() bool { return strings.Contains(host.peer.shown, expected) }))
+		check(t, host.peer.until(t.Context(), func() bool { return strings.Contains(host.peer.shown[own], expected) }))
 	}
 	if _, reached := whyUnanswered("127.0.0.1:1", ""); reached {
 		t.Fatal("nothing listens there")

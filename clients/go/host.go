@@ -117,7 +117,10 @@ func NewHost(options *HostOptions) *Host {
 		options = &HostOptions{}
 	}
 	host := &Host{options: *options}
-	host.peer, host.fault = newPeer(cmp.Or(options.Source, "host"), options.Options, role{})
+	source := cmp.Or(options.Source, "host")
+	own, buses, err := complete(source, options.Options)
+	host.options.Options, host.fault = own, err
+	host.peer = newPeer(source, own, buses, role{})
 	return host
 }
 
@@ -358,7 +361,7 @@ func (h *Host) Lend(generate func(context.Context, GenerationRequest) (*Generati
 		return setupErrorf("this host lends its model already: make a host for each model")
 	}
 	own := h.options.Options
-	own.Address, own.MaxInFlight, own.Instance = h.peer.address, limits.MaxInFlight, ""
+	own.MaxInFlight, own.Instance = limits.MaxInFlight, ""
 	h.lender = NewPlugin("host", &PluginOptions{Options: own, Qualified: true})
 	tool := Tool{
 		Name: "generate", Description: "Asks the language model of this host.", Timeout: limits.Timeout,

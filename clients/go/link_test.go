@@ -125,7 +125,7 @@ func TestAfterAStandstillOnlyTheEchoOfTheNewestHeartbeatLetsHeldCallsBegin(t *te
 	link.standstill.due = time.Now().Add(-time.Second)
 	equal(t, link.look(), true)
 	equal(t, take(t, link).Heartbeat.FromPeer, true)
-	peer := must[*peer](t)(newPeer("x", Options{Log: quiet}, role{}))
+	peer := newPeer("x", Options{Log: quiet}, nil, role{})
 	peer.beginCalls([]*pb.ToolCall{{CallId: "1"}, {CallId: "2"}}, link)
 	peer.cancelRun("1", "", link)
 	equal(t, take(t, link).Results[0].Error.Stage, pb.CallStage_CALL_STAGE_NOT_DISPATCHED)

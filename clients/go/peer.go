@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	mathrand "math/rand/v2"
 	"os"
 	"regexp"
@@ -43,8 +44,8 @@ var (
 
 // Options are what plugins and hosts can state about their connection.
 type Options struct {
-	// Address is HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT; by default TOOLBUS_ADDRESS, then the credential's,
-	// then 127.0.0.1:48930.
+	// Address is HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT, or several of them, separated by commas; by default
+	// TOOLBUS_ADDRESS, then the credential's, then 127.0.0.1:48930. A plugin attaches to all, a host to one at a time.
 	Address string
 	// Credential is the file that proves who this peer is, to a bus on another machine; by default TOOLBUS_CREDENTIAL.
 	Credential string
@@ -77,10 +78,10 @@ type role struct {
 // toolKey names a tool of a role.
 type toolKey struct{ role, name string }
 
-// peer holds one stream to the bus while it runs: offers tools, answers calls, makes calls; in the order of
-// docs/protocol.md. tools.go answers the calls of the bus, calls.go makes calls, link.go has the state of one stream.
+// peer holds one stream to a bus while it runs, to the next one of its buses when that is gone: offers tools, answers calls,
+// makes calls; in the order of docs/protocol.md. tools.go answers the calls of the bus, calls.go makes calls, link.go has the state of one stream.
 type peer struct {
-	address  string
+	buses    []string
 	source   string
 	options  Options
 	role     role
@@ -101,10 +102,10 @@ type peer struct {
 	fatal        error         // why the bus refused tools that are to be offered all or none; nil otherwise
 	refusal      error         // why run ended; nil unless the bus refused this peer
 	begun        bool
-	shown        string // why the last attempt failed, as it was logged; empty while attached
-	explained    bool   // whether it was looked into why a bus that is there does not answer, or is not needed
-	declarations []int  // the versions of the tools in attaches that the bus has not answered
-	answered     int    // the version of the tools for which the bus has answered last
+	shown        map[string]string // why the last attempt at each bus failed, as it was logged; empty while attached
+	explained    bool              // whether it was looked into why a bus that is there does not answer, or is not needed
+	declarations []int             // the versions of the tools in attaches that the bus has not answered
+	answered     int               // the version of the tools for which the bus has answered last
 	refused      map[toolKey]RefusedTool
 	waitingTools map[toolKey]bool
 	shownWaiting map[toolKey]bool
@@ -121,15 +122,16 @@ type peer struct {
 	version      int        // of the tools; rises with every change
 }
 
-func newPeer(source string, options Options, role role) (*peer, error) {
+// complete returns the options with what the environment and the credential state, and the buses of the address.
+func complete(source string, options Options) (Options, []string, error) {
 	if !sourceRule.MatchString(source) {
-		return nil, setupErrorf("the source is %q, it must be 1 to 128 of [A-Za-z0-9_.:-]", source)
+		return options, nil, setupErrorf("the source is %q, it must be 1 to 128 of [A-Za-z0-9_.:-]", source)
 	}
 	options.Credential = cmp.Or(options.Credential, os.Getenv("TOOLBUS_CREDENTIAL"))
 	options.Token = cmp.Or(options.Token, os.Getenv("TOOLBUS_TOKEN"))
 	credential, err := readCredential(options.Credential)
 	if err != nil {
-		return nil, err
+		return options, nil, err
 	}
 	if options.Instance == "" {
 		var bits [16]byte
@@ -139,17 +141,18 @@ func newPeer(source string, options Options, role role) (*peer, error) {
 	if options.Log == nil {
 		options.Log = slog.Default()
 	}
-	address := cmp.Or(options.Address, os.Getenv("TOOLBUS_ADDRESS"), credential["address"], defaultAddress)
-	if err := checkAddress(address); err != nil {
-		return nil, err
-	}
+	options.Address = cmp.Or(options.Address, os.Getenv("TOOLBUS_ADDRESS"), credential["address"], defaultAddress)
+	buses, err := busesOf(options.Address)
+	return options, buses, err
+}
+
+func newPeer(source string, options Options, buses []string, role role) *peer {
 	return &peer{
-		address: address,
-		source:  source, options: options, role: role, log: options.Log,
+		buses: buses, source: source, options: options, role: role, log: options.Log, shown: map[string]string{},
 		ended: make(chan struct{}), leaving: make(chan struct{}), work: make(chan *run), changed: make(chan struct{}), answered: -1,
 		refused: map[toolKey]RefusedTool{}, waitingTools: map[toolKey]bool{}, shownWaiting: map[toolKey]bool{},
 		catalog: map[ToolRef]ListedTool{}, unfinished: map[*ask]bool{},
-	}, nil
+	}
 }
 
 // begin connects in the background, unless it does already.
@@ -205,7 +208,8 @@ func (p *peer) wait(ctx context.Context) {
 func (p *peer) until(ctx context.Context, condition func() bool) error {
 	for {
 		p.mutex.Lock()
-		met, refusal, left, shown, changed := condition(), p.refusal, p.left, p.shown, p.changed
+		met, refusal, left, changed := condition(), p.refusal, p.left, p.changed
+		shown := strings.Join(slices.Sorted(maps.Values(p.shown)), "; ")
 		p.mutex.Unlock()
 		switch {
 		case met:
@@ -221,7 +225,7 @@ func (p *peer) until(ctx context.Context, condition func() bool) error {
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return context.Cause(ctx)
 			}
-			details := fmt.Sprintf("no bus answered at %s in time: %s", p.address, cmp.Or(shown, "is it running?"))
+			details := fmt.Sprintf("no bus answered at %s in time: %s", p.options.Address, cmp.Or(shown, "is it running?"))
 			return &PeerLost{"DEADLINE_EXCEEDED", details}
 		}
 	}
@@ -252,8 +256,9 @@ func (p *peer) run() {
 func (p *peer) live() error {
 	failures := 0     // attempts since the last steady session
 	keyEnded := false // whether the session before ended because the bus no longer accepts its key
-	for {
-		end, lived, err := p.serve()
+	for attempt := 0; ; attempt++ {
+		bus := p.buses[attempt%len(p.buses)]
+		end, lived, err := p.serve(bus)
 		p.mutex.Lock()
 		err = cmp.Or(err, p.fatal)
 		p.mutex.Unlock()
@@ -268,64 +273,64 @@ func (p *peer) live() error {
 		if lived >= steady {
 			failures = 0
 		}
-		if !p.pause(end, failures) {
+		pause, left := p.failed(bus, end, failures)
+		if left {
 			return nil
 		}
-		failures++
+		if lived < 0 && (attempt+1)%len(p.buses) != 0 {
+			continue // another bus may be there
+		}
+		select {
+		case <-time.After(pause):
+			failures++
+		case <-p.leaving:
+			return nil
+		}
 	}
 }
 
-// pause waits before another attempt: a random time, the upper end doubling. It returns false once this peer has left.
-func (p *peer) pause(end end, failures int) bool {
+// failed logs why an attempt failed, once. It returns how long to wait before another one, a random time whose upper end
+// doubles, and whether this peer has left.
+func (p *peer) failed(bus string, end end, failures int) (time.Duration, bool) {
 	first, longest := 50*time.Millisecond, 800*time.Millisecond
 	if end.code == "RESOURCE_EXHAUSTED" || end.code == "INTERNAL" {
 		first, longest = 500*time.Millisecond, 10*time.Second
 	}
 	p.mutex.Lock()
-	text := fmt.Sprintf("not attached to %s (%s: %s): trying again, at least every %v", p.address, end.code, end.text, longest)
-	shown, left := p.shown, p.left
-	if !strings.HasPrefix(shown, text) {
-		p.shown = text
+	text := fmt.Sprintf("not attached to %s (%s: %s): trying again, at least every %v", bus, end.code, end.text, longest)
+	known, left := strings.HasPrefix(p.shown[bus], text), p.left != ""
+	if !known {
+		p.shown[bus] = text
 	}
 	explain := !p.explained && end.code == "UNAVAILABLE"
 	p.explained = p.explained || explain
 	p.mutex.Unlock()
 	if explain {
-		go p.explain(text)
+		go p.explain(bus, text)
 	}
-	if left != "" {
-		return false
-	}
-	if text != shown && !strings.HasPrefix(shown, text+": ") {
+	if !known && !left {
 		p.log.Warn("toolbus: " + text)
 	}
-	timer := time.NewTimer(mathrand.N(min(longest, first<<min(failures, 10)) + 1))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-p.leaving:
-		return false
-	}
+	return mathrand.N(min(longest, first<<min(failures, 10)) + 1), left
 }
 
 // explain logs why a bus that is there does not answer, if that can be found out.
-func (p *peer) explain(text string) {
-	why, reached := whyUnanswered(p.address, p.options.Credential)
+func (p *peer) explain(bus, text string) {
+	why, reached := whyUnanswered(bus, p.options.Credential)
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if why != "" && p.attached == nil {
 		p.warn("%s", why)
-		if p.shown == text {
-			p.shown += ": " + why
+		if p.shown[bus] == text {
+			p.shown[bus] += ": " + why
 		}
 	}
 	p.explained = reached
 }
 
 // serve runs one stream from its attach to its end; it returns its status, and how long the session was live.
-func (p *peer) serve() (end, time.Duration, error) {
-	connection, err := connect(p.address, p.options.Credential)
+func (p *peer) serve(bus string) (end, time.Duration, error) {
+	connection, err := connect(bus, p.options.Credential)
 	if err != nil {
 		return end{}, -1, err
 	}
@@ -583,7 +588,8 @@ func (p *peer) onAttached(attached *pb.Attached, link *link) {
 	}
 	if link.attached == nil {
 		link.open(attached)
-		p.shown, p.explained = "", true
+		clear(p.shown)
+		p.explained = true
 		if left := seconds(attached.ExpiresSeconds); left > 0 && left < expiryWarning {
 			p.warn("the key of %s expires in %.1f hours: renew it", attached.Identity, left.Hours())
 		}

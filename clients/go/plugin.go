@@ -6,9 +6,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os/signal"
 	"reflect"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -33,10 +35,11 @@ type PluginOptions struct {
 	OnRefused func(RefusedTool)
 }
 
-// Plugin offers tools under a source.
+// Plugin offers tools under a source, at every bus of its address.
 type Plugin struct {
-	peer   *peer
-	faults []error // of the tools that could not be added before the first start
+	peers  []*peer    // one for each bus; none where the options have a mistake
+	faults []error    // of the options, and of the tools that could not be added before the first start
+	adding sync.Mutex // while a tool is added to all peers, or removed
 }
 
 // NewPlugin returns a plugin without tools; nil options have the defaults. An invalid source and a credential that cannot
@@ -46,38 +49,48 @@ func NewPlugin(source string, options *PluginOptions) *Plugin {
 		options = &PluginOptions{}
 	}
 	role := role{options.Qualified, options.AllOrNone, options.Notices, options.OnRefused}
-	peer, err := newPeer(source, options.Options, role)
+	own, buses, err := complete(source, options.Options)
 	if err != nil {
 		return &Plugin{faults: []error{err}}
 	}
-	return &Plugin{peer: peer}
+	plugin := &Plugin{}
+	for _, bus := range buses {
+		plugin.peers = append(plugin.peers, newPeer(source, own, []string{bus}, role))
+	}
+	return plugin
 }
 
 func (p *Plugin) add(tool Tool, in, out reflect.Type, handler func(context.Context, string) (any, error)) error {
 	declaration, err := declared(tool, in, out)
-	if p.peer == nil {
+	if len(p.peers) == 0 {
 		return errors.Join(p.faults...)
 	}
-	p.peer.mutex.Lock()
-	defer p.peer.mutex.Unlock()
-	place := p.peer.place(tool.Name)
-	if err == nil && place >= 0 && !tool.Replace {
-		err = setupErrorf("there already is a tool %q: set Replace, or rename one", tool.Name)
-	}
-	if err != nil {
-		if !p.peer.begun {
-			p.faults = append(p.faults, err)
+	p.adding.Lock()
+	defer p.adding.Unlock()
+	for _, each := range p.peers {
+		each.mutex.Lock()
+		place, begun := each.place(tool.Name), each.begun
+		if err == nil && place >= 0 && !tool.Replace {
+			err = setupErrorf("there already is a tool %q: set Replace, or rename one", tool.Name)
 		}
-		return err
+		if err == nil {
+			each.tools = slices.Clone(each.tools) // calls that are looked up have the list before
+			if added := (&offered{declaration, handler}); place >= 0 {
+				each.tools[place] = added
+			} else {
+				each.tools = append(each.tools, added)
+			}
+			each.version++
+			each.toolsChanged()
+		}
+		each.mutex.Unlock()
+		if err != nil {
+			if !begun {
+				p.faults = append(p.faults, err)
+			}
+			return err
+		}
 	}
-	p.peer.tools = slices.Clone(p.peer.tools) // calls that are looked up have the list before
-	if added := (&offered{declaration, handler}); place >= 0 {
-		p.peer.tools[place] = added
-	} else {
-		p.peer.tools = append(p.peer.tools, added)
-	}
-	p.peer.version++
-	p.peer.toolsChanged()
 	return nil
 }
 
@@ -87,44 +100,48 @@ func (p *peer) place(name string) int {
 
 // RemoveTool withdraws a tool; its calls in flight are finished. It returns whether there was one.
 func (p *Plugin) RemoveTool(name string) bool {
-	if p.peer == nil {
-		return false
+	p.adding.Lock()
+	defer p.adding.Unlock()
+	removed := false
+	for _, each := range p.peers {
+		each.mutex.Lock()
+		if place := each.place(name); place >= 0 {
+			each.tools = slices.Delete(slices.Clone(each.tools), place, place+1)
+			each.version++
+			each.toolsChanged()
+			removed = true
+		}
+		each.mutex.Unlock()
 	}
-	p.peer.mutex.Lock()
-	defer p.peer.mutex.Unlock()
-	place := p.peer.place(name)
-	if place >= 0 {
-		p.peer.tools = slices.Delete(slices.Clone(p.peer.tools), place, place+1)
-		p.peer.version++
-		p.peer.toolsChanged()
-	}
-	return place >= 0
+	return removed
 }
 
 // Refused returns the tools that the bus refused, each with its reason.
 func (p *Plugin) Refused() []RefusedTool {
-	p.peer.mutex.Lock()
-	defer p.peer.mutex.Unlock()
 	var tools []RefusedTool
-	for _, tool := range p.peer.refused {
-		tools = append(tools, tool)
+	for _, each := range p.peers {
+		each.mutex.Lock()
+		tools = slices.AppendSeq(tools, maps.Values(each.refused))
+		each.mutex.Unlock()
 	}
 	return tools
 }
 
 // Waiting returns the tools that wait for a role.
 func (p *Plugin) Waiting() []WaitingTool {
-	p.peer.mutex.Lock()
-	defer p.peer.mutex.Unlock()
 	var tools []WaitingTool
-	for key := range p.peer.waitingTools {
-		tools = append(tools, WaitingTool{key.name, key.role})
+	for _, each := range p.peers {
+		each.mutex.Lock()
+		for key := range each.waitingTools {
+			tools = append(tools, WaitingTool{key.name, key.role})
+		}
+		each.mutex.Unlock()
 	}
 	return tools
 }
 
-// Run connects and serves until the context is done, or SIGINT or SIGTERM comes, or the bus sends this plugin away; then it
-// finishes its calls, within 30 s. It returns nil after that, a [*RequestError] with the bus's text if the bus refuses this
+// Run connects and serves until the context is done, or SIGINT or SIGTERM comes, or each bus has sent this plugin away; then
+// it finishes its calls, within 30 s. It returns nil after that, a [*RequestError] with the bus's text if a bus refuses this
 // plugin, and a [*SetupError].
 func (p *Plugin) Run(ctx context.Context) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
@@ -132,13 +149,25 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.Start(); err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-		stop() // a second signal ends the program
-		return p.leave(context.Background(), "stopped")
-	case <-p.peer.ended:
-		return p.peer.refusal
+	for _, each := range p.peers {
+		select {
+		case <-ctx.Done():
+			stop() // a second signal ends the program
+			return p.leave(context.Background(), "stopped")
+		case <-each.ended:
+		}
 	}
+	return p.refusal()
+}
+
+// refusal returns why a bus refused this plugin; nil if none did.
+func (p *Plugin) refusal() error {
+	for _, each := range p.peers {
+		if each.refusal != nil {
+			return each.refusal
+		}
+	}
+	return nil
 }
 
 // Start connects in the background. The error is a [*SetupError].
@@ -146,17 +175,33 @@ func (p *Plugin) Start() error {
 	if err := errors.Join(p.faults...); err != nil {
 		return err
 	}
-	p.peer.begin()
+	for _, each := range p.peers {
+		each.begin()
+	}
 	return nil
 }
 
-// Ready connects, and waits until the bus has answered for all tools. The error is a [*RequestError] if the bus refuses this
+// Ready connects, and waits until a bus has answered for all tools. The error is a [*RequestError] if each refuses this
 // plugin, a [*PeerLost] if no bus answers before the deadline of the context, or a [*SetupError].
 func (p *Plugin) Ready(ctx context.Context) error {
 	if err := p.Start(); err != nil {
 		return err
 	}
-	return p.peer.until(ctx, func() bool { return p.peer.attached != nil && p.peer.answered == p.peer.version })
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	answers := make(chan error, len(p.peers))
+	for _, each := range p.peers {
+		go func() {
+			answers <- each.until(waiting, func() bool { return each.attached != nil && each.answered == each.version })
+		}()
+	}
+	var err error
+	for range p.peers {
+		if err = <-answers; err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // Close leaves gracefully: it withdraws the tools, finishes the calls in flight and disconnects. When the context is done,
@@ -164,22 +209,31 @@ func (p *Plugin) Ready(ctx context.Context) error {
 func (p *Plugin) Close(ctx context.Context) error { return p.leave(ctx, "closed") }
 
 func (p *Plugin) leave(ctx context.Context, reason string) error {
-	if p.peer == nil {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, graceTime)
 	defer cancel()
-	p.peer.leave(reason)
-	p.peer.wait(ctx)
-	return p.peer.refusal
+	for _, each := range p.peers {
+		each.leave(reason)
+	}
+	for _, each := range p.peers {
+		each.wait(ctx)
+	}
+	return p.refusal()
 }
 
-// Call calls any tool of the bus, outside of a call; in a handler use [ToolScope.Call]. It is as [Host.Call].
+// Call calls any tool of the first bus that is connected, outside of a call; in a handler use [ToolScope.Call]. It is as [Host.Call].
 func (p *Plugin) Call(ctx context.Context, name string, arguments any, options *CallOptions) (*Result, error) {
 	if err := p.Start(); err != nil {
 		return nil, err
 	}
-	return p.peer.callTool(ctx, name, arguments, options)
+	for _, each := range p.peers {
+		each.mutex.Lock()
+		connected := each.attached != nil
+		each.mutex.Unlock()
+		if connected {
+			return each.callTool(ctx, name, arguments, options)
+		}
+	}
+	return p.peers[0].callTool(ctx, name, arguments, options)
 }
 
 // Notify tells a user ("" means all) something outside a call: a text, and any JSON for programs. It returns how many hosts
@@ -223,7 +277,7 @@ type Generation struct {
 func (p *Plugin) Generate(ctx context.Context, request GenerationRequest) (*Generation, error) {
 	var result *Result
 	var err error
-	if scope := ScopeOf(ctx); scope.peer == p.peer {
+	if scope := ScopeOf(ctx); scope.peer != nil && slices.Contains(p.peers, scope.peer) {
 		result, err = scope.Call(ctx, "host:generate", request, nil)
 	} else {
 		result, err = p.Call(ctx, "host:generate", request, nil)

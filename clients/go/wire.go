@@ -35,11 +35,13 @@ const (
 	service = "/toolbus.v1.ToolBusService/"
 	// probeTime is how long whyUnanswered waits for each answer.
 	probeTime = 3 * time.Second
+	maxBuses  = 64      // of one address
 	window    = 4 << 20 // bytes that the bus may send before this process has read them
 )
 
 var (
 	hostPort        = regexp.MustCompile(`^(?:m?tls:)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:/?#@,\[\]]+):(\d{1,5})$`)
+	busBegin        = regexp.MustCompile(`^\s*(?:\[|[^:/]*:)`)
 	localAddress    = regexp.MustCompile(`^(unix:|127\.0\.0\.1:|localhost:|\[::1\]:)`)
 	credentialValue = regexp.MustCompile(
 		`(?ms)^\s*(\w+)\s*=\s*(?:"""\r?\n?(.*?)"""|'''\r?\n?(.*?)'''|"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)')`)
@@ -55,20 +57,36 @@ type connection struct {
 	token   string
 }
 
-// checkAddress returns a SetupError for an address that no connection can use.
-func checkAddress(address string) error {
-	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix && path != "" {
-		return nil
-	}
-	if match := hostPort.FindStringSubmatch(address); match != nil {
-		if port, err := strconv.ParseUint(match[1], 10, 16); err == nil && port > 0 {
-			return nil
+// busesOf returns the buses of an address, which commas separate; a SetupError for one that no connection can use.
+func busesOf(text string) ([]string, error) {
+	var buses []string
+	for part := range strings.SplitSeq(text, ",") {
+		if len(buses) > 0 && !busBegin.MatchString(part) {
+			buses[len(buses)-1] += "," + part // of the path of a socket
+		} else {
+			buses = append(buses, part)
 		}
 	}
-	if strings.HasPrefix(address, "dns:") || strings.Contains(address, ",") {
-		return setupErrorf("the address %q names several buses, and this module uses one: write the address of one of them", address)
+	if len(buses) > maxBuses {
+		return nil, setupErrorf("the address has %d buses, it may have %d", len(buses), maxBuses)
 	}
-	return setupErrorf("the address is %q, it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT", address)
+	for i, address := range buses {
+		address = strings.TrimSpace(address)
+		buses[i] = address
+		if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix && path != "" {
+			continue
+		}
+		if match := hostPort.FindStringSubmatch(address); match != nil {
+			if port, err := strconv.ParseUint(match[1], 10, 16); err == nil && port > 0 {
+				continue
+			}
+		}
+		if strings.HasPrefix(address, "dns:") {
+			return nil, setupErrorf("the address %q has dns:, which this module does not look up: list the addresses", address)
+		}
+		return nil, setupErrorf("the address is %q, it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT", address)
+	}
+	return buses, nil
 }
 
 // connect makes a connection; a SetupError says why the credential cannot be used.

@@ -1,7 +1,7 @@
 /** Lists tools and calls them, usually for a language model. */
 import type { CallFields } from "./calls.js";
 import { ListRequestSchema, ListResponseSchema } from "./gen/toolbus/v1/tool_bus_service_pb.js";
-import { Peer, type PeerOptions, type RefusedTool } from "./peer.js";
+import { Peer, settingsOf, type PeerOptions, type RefusedTool, type Settings } from "./peer.js";
 import { Plugin, type Generation, type Message } from "./plugin.js";
 import { contextToWire, listedFromWire, progressFromWire, resultFromWire, type CatalogChange, type ListedTool, type Notification } from "./shapes.js";
 import { answered, type Inputs, type OnInput } from "./questions.js";
@@ -77,13 +77,15 @@ export interface GenerationRequest {
 /** Calls tools. It connects when it is first used, reconnects until it is closed, and keeps the process alive until then. */
 export class Host {
   readonly source: string;
+  private readonly settings: Settings;
   private readonly peer: Peer;
   private lender: Plugin | null = null; // offers the model of this host; null unless it lends one
 
   /** @throws SetupError the source or the credential breaks a rule. */
-  constructor(private readonly options: HostOptions = {}) {
+  constructor(options: HostOptions = {}) {
     this.source = options.source ?? "host";
-    this.peer = new Peer(this.source, options);
+    this.settings = settingsOf(options);
+    this.peer = new Peer(this.source, this.settings);
   }
 
   /** Whether a bus has accepted this host. */
@@ -193,7 +195,8 @@ export class Host {
   ): void {
     if (this.lender !== null) throw new SetupError("this host lends its model already: make a host for each model");
     const { maxTokens = 1024, timeout = 60, maxInFlight = 4 } = options;
-    this.lender = new Plugin("host", { ...this.options, address: this.peer.address, qualified: true, maxInFlight });
+    const { instance: _, ...settings } = this.settings; // that of the host
+    this.lender = new Plugin("host", { ...settings, qualified: true, maxInFlight });
     const description = "Asks the language model of this host.";
     this.lender.tool("generate", { description, parameters: requestSchema(maxTokens), timeout }, async (args: any, scope) => {
       const { messages, mode = "quiet", max_tokens = maxTokens, temperature, stop = [], model = "" } = args;

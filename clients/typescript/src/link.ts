@@ -7,7 +7,7 @@ import { create, toBinary, type DescMessage, type MessageInitShape, type Message
 
 import { AttachSchema, DrainSchema, HeartbeatSchema, type Attached } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import { ToolCallSchema, ToolCancelSchema, ToolProgressSchema, ToolResultSchema, type ToolCall, type ToolSchema } from "./gen/toolbus/v1/tool_pb.js";
-import type { Ask } from "./calls.js";
+import type { Ask, Calls } from "./calls.js";
 import type { Run } from "./tools.js";
 
 const MESSAGE_ITEMS = 128;
@@ -191,8 +191,8 @@ export class Link {
   private leaveTimer: NodeJS.Timeout | null = null; // half-closes, then cancels; null while calls are left
   private ids = 0;
 
-  /** @param giveUp cancels the stream, with a reason. */
-  constructor(private readonly giveUp: (reason: string) => void, public callsInFlight: number) {}
+  /** @param giveUp cancels the stream, with a reason; `calls` makes the calls of its handlers. */
+  constructor(private readonly giveUp: (reason: string) => void, readonly calls: Calls, public callsInFlight: number) {}
 
   /** Takes the bus's first answer, and with it the limits; what is unset has its default. */
   open(attached: Attached): void {

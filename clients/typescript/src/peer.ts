@@ -11,7 +11,7 @@ import { Link, TICK_MS } from "./link.js";
 import { changeFromWire, notificationFromWire, type CatalogChange, type ListedTool, type Notification } from "./shapes.js";
 import { Tools } from "./tools.js";
 import { PeerLost, RequestError, SetupError, ToolBusError } from "./values.js";
-import { checkAddress, Connection, readCredential, whyUnanswered, type End, type Stream } from "./wire.js";
+import { busesOf, Connection, readCredential, whyUnanswered, type End, type Stream } from "./wire.js";
 
 const ADDRESS = "127.0.0.1:48930";
 const ATTACH_MS = 10_000; // for connecting, and for the answer to the attach
@@ -28,7 +28,10 @@ const OTHER_PAUSES = [50, 800] as const;
 
 /** What plugins and hosts can state about their connection. */
 export interface PeerOptions {
-  /** `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT` or `mtls:HOST:PORT`; by default TOOLBUS_ADDRESS, then the credential's. */
+  /**
+   * `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT` or `mtls:HOST:PORT`, or several of them, separated by commas; by default
+   * TOOLBUS_ADDRESS, then the credential's. A plugin attaches to all, a host to one at a time.
+   */
   readonly address?: string;
   /** The file that proves who this peer is, to a bus on another machine; by default TOOLBUS_CREDENTIAL. */
   readonly credential?: string;
@@ -63,22 +66,37 @@ export interface PeerRole {
   readonly onRefused?: (tool: RefusedTool) => void;
 }
 
+/** The options of a peer with what the environment and the credential state. */
+export type Settings = PeerOptions & Required<Pick<PeerOptions, "address" | "credential" | "token" | "instance" | "log">>;
+
+/** @throws SetupError the credential cannot be read. */
+export function settingsOf(options: PeerOptions): Settings {
+  const { TOOLBUS_ADDRESS, TOOLBUS_CREDENTIAL, TOOLBUS_TOKEN } = process.env;
+  const credential = options.credential || TOOLBUS_CREDENTIAL || "";
+  return {
+    ...options,
+    credential,
+    address: options.address || TOOLBUS_ADDRESS || readCredential(credential).address || ADDRESS,
+    token: options.token || TOOLBUS_TOKEN || "",
+    instance: options.instance ?? randomBytes(16).toString("hex"),
+    log: options.log ?? ((text) => console.error(`toolbus: ${text}`)),
+  };
+}
+
 type Feeds = { catalog: CatalogChange; notifications: Notification };
 type Feed = keyof Feeds;
 const SUBSCRIPTIONS = { catalog: Subscription.CATALOG, notifications: Subscription.NOTIFICATIONS };
 
-/** Holds one stream to the bus while `run` runs: offers tools, answers calls, makes calls. */
+/** Holds one stream to a bus while `run` runs, to the next one of its address when that is gone: offers tools, answers and makes calls. */
 export class Peer {
-  readonly address: string;
   readonly calls: Calls;
-  readonly tools: Tools;
   readonly refused = new Map<string, RefusedTool>(); // by role and name
   readonly waiting = new Map<string, WaitingTool>();
   /** The first answer to the attach of the current stream; null without a session. */
   attached: Attached | null = null;
   connection: Connection | null = null; // null between two streams
   readonly log: (text: string) => void;
-  private readonly credential: string;
+  private readonly buses: readonly string[];
   private readonly identity: { source: string; instance: string; token: string };
   private link: Link | null = null; // the current stream; null between two
   private left = ""; // why this peer does not attach again; empty while it does
@@ -93,25 +111,27 @@ export class Peer {
   private declaring = false; // whether another attach is about to be made
   private explained = false; // whether it was looked into why a bus that is there does not answer, or is not needed
   private fatal: ToolBusError | null = null; // why the bus refused tools that are to be offered all or none
-  private shown = ""; // why the last attempt failed, as it was logged; empty while attached
+  private readonly shown = new Map<string, string>(); // why the last attempt at each bus failed, as it was logged; empty while attached
   private readonly readers = new Map<Reader<any>, Feed>();
   private readonly subscribed = new Set<Feed>();
   private readonly catalog = new Map<string, ListedTool>(); // by source and name
   private revision = 0; // of the catalog here; 0 before the first list came
   private newest = 0n; // the number of the newest notification
 
-  constructor(source: string, private readonly options: PeerOptions, private readonly role: PeerRole = {}) {
+  /** @throws SetupError the source or the address breaks a rule. */
+  constructor(
+    source: string,
+    private readonly options: Settings,
+    private readonly role: PeerRole = {},
+    readonly tools = new Tools(options.log),
+  ) {
     if (!/^[A-Za-z0-9_.:-]{1,128}$/.test(source)) {
       throw new SetupError(`the source is '${source}', it must be 1 to 128 of [A-Za-z0-9_.:-]`);
     }
-    const { TOOLBUS_ADDRESS, TOOLBUS_CREDENTIAL, TOOLBUS_TOKEN } = process.env;
-    this.credential = options.credential || TOOLBUS_CREDENTIAL || "";
-    this.address = options.address || TOOLBUS_ADDRESS || readCredential(this.credential).address || ADDRESS;
-    checkAddress(this.address);
-    this.identity = { source, instance: options.instance ?? randomBytes(16).toString("hex"), token: options.token || TOOLBUS_TOKEN || "" };
-    this.log = options.log ?? ((text) => console.error(`toolbus: ${text}`));
+    this.buses = busesOf(options.address);
+    this.identity = { source, instance: options.instance, token: options.token };
+    this.log = options.log;
     this.calls = new Calls(this.log);
-    this.tools = new Tools(this.calls, this.log);
   }
 
   /**
@@ -157,7 +177,7 @@ export class Peer {
       if (this.refusal !== null) throw this.refusal;
       if (this.left) throw new PeerLost("UNAVAILABLE", this.left);
       const rest = end - performance.now();
-      if (rest <= 0) throw new PeerLost("DEADLINE_EXCEEDED", `no bus answered at ${this.address} within ${seconds} s: ${this.shown || "is it running?"}`);
+      if (rest <= 0) throw new PeerLost("DEADLINE_EXCEEDED", `no bus answered at ${this.options.address} within ${seconds} s: ${[...this.shown.values()].join("; ") || "is it running?"}`);
       await new Promise<void>((resolve) => {
         const timer = rest === Infinity ? undefined : setTimeout(done, Math.min(rest, 2 ** 31 - 1));
         const { changed } = this;
@@ -217,14 +237,19 @@ export class Peer {
     let failures = 0; // attempts since the last steady session
     let keyEnded = false; // whether the session before ended because the bus no longer accepts its key
     try {
-      while (!this.left) {
-        const { end, lived } = await this.serve();
+      for (let attempt = 0; !this.left; attempt += 1) {
+        const address = this.buses[attempt % this.buses.length] as string;
+        const { end, lived } = await this.serve(address);
         if (this.fatal !== null) throw this.fatal;
         const again = lived < STEADY_MS && (lived < 0 || keyEnded);
         keyEnded = end.code === "UNAUTHENTICATED";
         if (FINAL.includes(end.code) || (keyEnded && again)) throw new RequestError(end.code, end.text);
         if (lived >= STEADY_MS) failures = 0;
-        if (!this.left) await this.pause(end, failures);
+        if (this.left) break;
+        const [first, longest] = PAUSES[end.code] ?? OTHER_PAUSES;
+        this.showFailure(address, end, longest);
+        if (lived < 0 && (attempt + 1) % this.buses.length !== 0) continue; // another bus may be there
+        await this.pause(Math.random() * Math.min(longest, first * 2 ** Math.min(failures, 10)));
         failures += 1;
       }
     } catch (problem) {
@@ -239,12 +264,12 @@ export class Peer {
   }
 
   /** Runs one stream from its attach to its end; returns its status, and how long the session was live, in ms. */
-  private serve(): Promise<{ end: End; lived: number }> {
+  private serve(address: string): Promise<{ end: End; lived: number }> {
     return new Promise((resolve, reject) => {
       let stream: Stream | null = null;
-      const link = new Link((reason) => stream?.giveUp(reason), this.options.maxInFlight || 256);
+      const link = new Link((reason) => stream?.giveUp(reason), this.calls, this.options.maxInFlight || 256);
       try {
-        this.connection = new Connection(this.address, this.credential);
+        this.connection = new Connection(address, this.options.credential);
       } catch (problem) {
         return reject(problem as Error);
       }
@@ -275,17 +300,19 @@ export class Peer {
     if (performance.now() - link.heardAt > silence) stream.giveUp(`the bus has sent nothing for ${silence / 1000} s`);
   }
 
-  /** Waits before another attempt: a random time, the upper end doubling. */
-  private async pause(end: End, failures: number): Promise<void> {
-    const [first, longest] = PAUSES[end.code] ?? OTHER_PAUSES;
-    const text = `not attached to ${this.address} (${end.code}: ${end.text}): trying again, at least every ${longest / 1000} s`;
-    if (!this.shown.startsWith(text)) {
+  /** Logs why an attempt failed, once. */
+  private showFailure(address: string, end: End, longest: number): void {
+    const text = `not attached to ${address} (${end.code}: ${end.text}): trying again, at least every ${longest / 1000} s`;
+    if (!this.shown.get(address)?.startsWith(text)) {
       this.log(text);
-      this.shown = text;
+      this.shown.set(address, text);
     }
-    if (end.code === "UNAVAILABLE" && !this.explained) void this.explain(text);
-    await new Promise<void>((resolve) => {
-      const timer = setTimeout(resolve, Math.random() * Math.min(longest, first * 2 ** Math.min(failures, 10)));
+    if (end.code === "UNAVAILABLE" && !this.explained) void this.explain(address, text);
+  }
+
+  private pause(ms: number): Promise<void> {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms);
       this.wake = () => {
         clearTimeout(timer);
         resolve();
@@ -294,13 +321,13 @@ export class Peer {
   }
 
   /** Logs why a bus that is there does not answer, if that can be found out. */
-  private async explain(text: string): Promise<void> {
+  private async explain(address: string, text: string): Promise<void> {
     this.explained = true;
-    const { why, reached } = await whyUnanswered(this.address, this.credential);
+    const { why, reached } = await whyUnanswered(address, this.options.credential);
     this.explained = reached;
     if (!why || this.attached !== null || this.left) return;
     this.log(why);
-    if (this.shown === text) this.shown += `: ${why}`;
+    if (this.shown.get(address) === text) this.shown.set(address, `${text}: ${why}`);
   }
 
   private declare(link: Link): void {
@@ -386,7 +413,7 @@ export class Peer {
     else this.answered = version;
     if (link.attached === null) {
       link.open(attached);
-      this.shown = "";
+      this.shown.clear();
       this.explained = true;
       const { identity, expiresSeconds } = attached;
       if (expiresSeconds > 0 && expiresSeconds < EXPIRY_SECONDS) {

@@ -1,9 +1,10 @@
 /** Offers tools: a program makes a `Plugin`, adds its tools, and runs it. */
-import { Peer, type PeerOptions, type RefusedTool, type WaitingTool } from "./peer.js";
+import { Peer, settingsOf, type PeerOptions, type RefusedTool, type WaitingTool } from "./peer.js";
 import { resultFromWire } from "./shapes.js";
 import type { Schema } from "./schema.js";
-import type { Handler, ToolOptions, ToolScope } from "./tools.js";
+import { Tools, type Handler, type ToolOptions, type ToolScope } from "./tools.js";
 import { argumentsJson, type Result } from "./values.js";
+import { busesOf } from "./wire.js";
 
 const GRACE_SECONDS = 30; // for calls in flight, when a plugin leaves
 
@@ -47,23 +48,26 @@ export interface Generation {
   readonly usage: { readonly [name: string]: number };
 }
 
-/** Offers tools under a source. It connects by `run` or `start`, and reconnects until it is closed. */
+/** Offers tools under a source, at every bus of its address. It connects by `run` or `start`, and reconnects until it is closed. */
 export class Plugin {
-  private readonly peer: Peer;
+  private readonly tools: Tools;
+  private readonly peers: readonly Peer[]; // one for each bus
 
   /** @throws SetupError the source or the credential breaks a rule. */
   constructor(readonly source: string, options: PluginOptions = {}) {
-    this.peer = new Peer(source, options, options);
+    const settings = settingsOf(options);
+    this.tools = new Tools(settings.log);
+    this.peers = busesOf(settings.address).map((address) => new Peer(source, { ...settings, address }, options, this.tools));
   }
 
   /** The tools that the bus refused, each with its reason. */
   get refused(): readonly RefusedTool[] {
-    return [...this.peer.refused.values()];
+    return this.peers.flatMap((peer) => [...peer.refused.values()]);
   }
 
   /** The tools that wait for a role. */
   get waiting(): readonly WaitingTool[] {
-    return [...this.peer.waiting.values()];
+    return this.peers.flatMap((peer) => [...peer.waiting.values()]);
   }
 
   /**
@@ -73,27 +77,29 @@ export class Plugin {
    */
   tool<const S extends Schema>(name: string, options: ToolOptions<S> & { readonly replace?: boolean }, handler: Handler<S>): void {
     const { replace, ...declared } = options;
-    this.peer.tools.add(name, declared, handler as Handler, replace ?? false);
-    this.peer.toolsChanged();
+    this.tools.add(name, declared, handler as Handler, replace ?? false);
+    for (const peer of this.peers) peer.toolsChanged();
   }
 
   /** Withdraws a tool; its calls in flight are finished. Returns whether it existed. */
   removeTool(name: string): boolean {
-    const existed = this.peer.tools.remove(name);
-    this.peer.toolsChanged();
+    const existed = this.tools.remove(name);
+    for (const peer of this.peers) peer.toolsChanged();
     return existed;
   }
 
   /**
-   * Connects and serves until SIGINT or SIGTERM, or until the bus sends this plugin away; then finishes its calls.
+   * Connects and serves until SIGINT or SIGTERM, or until each bus has sent this plugin away; then finishes its calls.
    *
-   * @throws RequestError the bus refuses this plugin; the text is the bus's.
+   * @throws RequestError a bus refuses this plugin; the text is the bus's.
    */
   async run(): Promise<void> {
     const stop = () => void this.close(GRACE_SECONDS, "stopped");
     process.on("SIGINT", stop).on("SIGTERM", stop);
     try {
-      await this.peer.run();
+      if (this.peers.length > 1) this.start(); // logs the refusal of one while others serve
+      const ends = await Promise.allSettled(this.peers.map((peer) => peer.run()));
+      for (const end of ends) if (end.status === "rejected") throw end.reason;
     } finally {
       process.off("SIGINT", stop).off("SIGTERM", stop);
     }
@@ -101,19 +107,20 @@ export class Plugin {
 
   /** Connects in the background. */
   start(): void {
-    this.peer.begin();
+    for (const peer of this.peers) peer.begin();
   }
 
-  /** Connects, and waits until the bus has answered for all tools. @throws RequestError, PeerLost */
+  /** Connects, and waits until a bus has answered for all tools. @throws RequestError, PeerLost */
   async ready(): Promise<void> {
     this.start();
-    await this.peer.until(() => this.peer.declared);
+    const answers = this.peers.map((peer) => peer.until(() => peer.declared));
+    await Promise.any(answers).catch(() => answers[0]); // each is refused
   }
 
   /** Leaves gracefully: withdraws the tools, finishes the calls in flight within a time, disconnects. */
   async close(graceSeconds = GRACE_SECONDS, reason = "closed"): Promise<void> {
-    this.peer.leave(reason);
-    await this.peer.ended(graceSeconds);
+    for (const peer of this.peers) peer.leave(reason);
+    await Promise.all(this.peers.map((peer) => peer.ended(graceSeconds)));
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -149,10 +156,11 @@ export class Plugin {
     return { text, model, stopReason: stop_reason, usage };
   }
 
-  /** Calls any tool of the bus, outside of a call; in a handler use `scope.call`. A failure is a value. */
+  /** Calls any tool of the first bus that is connected, outside of a call; in a handler use `scope.call`. A failure is a value. */
   async call(name: string, args: unknown = {}, options: { timeout?: number; signal?: AbortSignal } = {}): Promise<Result> {
     const time = options.timeout === undefined ? {} : { timeoutSeconds: options.timeout };
     const route = options.signal === undefined ? {} : { signal: options.signal };
-    return resultFromWire(await this.peer.calls.call({ name, argumentsJson: argumentsJson(args), ...time }, route));
+    const peer = this.peers.find((each) => each.attached) ?? (this.peers[0] as Peer);
+    return resultFromWire(await peer.calls.call({ name, argumentsJson: argumentsJson(args), ...time }, route));
   }
 }

@@ -3,7 +3,6 @@ import { createHash } from "node:crypto";
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
-import type { Calls } from "./calls.js";
 import { CallStage, ErrorCode, ToolProgressSchema, ToolResultSchema, ToolSchema, type ToolCall } from "./gen/toolbus/v1/tool_pb.js";
 import { encode, type Link } from "./link.js";
 import { isStandard, schemaJson, validated, type Arguments, type Schema, type StandardSchema } from "./schema.js";
@@ -88,7 +87,7 @@ export class ToolScope {
   private readonly made = performance.now();
   private unnamed = 0; // how many questions without a key this run has asked
 
-  constructor(private readonly run: Run, private readonly calls: Calls, private readonly log: (text: string) => void) {}
+  constructor(private readonly run: Run, private readonly log: (text: string) => void) {}
 
   /** The name of the tool. */
   get tool(): string {
@@ -159,7 +158,7 @@ export class ToolScope {
     if (this.run.ended) this.run.nested.abort();
     const { signal } = this.run.nested;
     try {
-      return resultFromWire(await this.calls.call(fields, { parent: this.run.link, signal }));
+      return resultFromWire(await this.run.link.calls.call(fields, { parent: this.run.link, signal }));
     } catch (problem) {
       if (!signal.aborted) throw problem;
       return new Result({ error: callError("CANCELLED", "UNKNOWN", "the call that made this one has ended") });
@@ -210,13 +209,13 @@ export class ToolScope {
   }
 }
 
-/** The tools that a peer offers, and their calls. */
+/** The tools that a plugin offers, and their calls from all its buses. */
 export class Tools {
   /** Rises with every change of the tools. */
   version = 0;
   private readonly tools = new Map<string, { declaration: MessageInitShape<typeof ToolSchema>; schema: Schema | undefined; handler: Handler }>();
 
-  constructor(private readonly calls: Calls, private readonly log: (text: string) => void) {}
+  constructor(private readonly log: (text: string) => void) {}
 
   /** @throws SetupError a rule is broken. */
   add(name: string, options: ToolOptions, handler: Handler, replace: boolean): void {
@@ -309,7 +308,7 @@ export class Tools {
     const { message } = run;
     const failed = (problem: unknown) => this.answer(run, failureOf(problem));
     try {
-      const result = this.resultOf(message, new ToolScope(run, this.calls, this.log));
+      const result = this.resultOf(message, new ToolScope(run, this.log));
       // What a handler returns at once is answered at once: promises cost more than a quick call.
       if (result instanceof Promise) result.then((each) => this.answer(run, each), failed);
       else this.answer(run, result);

@@ -13,6 +13,7 @@ import { InvokeResponseSchema, type InvokeResponse } from "./gen/toolbus/v1/tool
 import type { Outbox } from "./link.js";
 import { PeerLost, RequestError, SetupError } from "./values.js";
 
+const MAX_BUSES = 64; // of one address
 const PROBE_MS = 3000; // that whyUnanswered waits for each answer
 const SERVICE = "/toolbus.v1.ToolBusService/";
 const OPTIONS = {
@@ -37,14 +38,17 @@ export interface Credential {
   readonly key?: string;
 }
 
-/** @throws SetupError no connection can use the address. */
-export function checkAddress(address: string): void {
-  const port = /^(?:m?tls:)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:/?#@,[\]]+):(\d{1,5})$/.exec(address)?.[1];
-  if (/^unix:./s.test(address) || (Number(port) > 0 && Number(port) < 65_536)) return;
-  if (address.startsWith("dns:") || address.includes(",")) {
-    throw new SetupError(`the address '${address}' names several buses, and this package uses one: write the address of one of them`);
+/** Returns the buses of an address, which commas separate. @throws SetupError no connection can use one of them. */
+export function busesOf(text: string): string[] {
+  const buses = text.split(/,(?=\s*(?:\[|[^:/,]*:))/).map((each) => each.trim()); // a path may have commas
+  if (buses.length > MAX_BUSES) throw new SetupError(`the address has ${buses.length} buses, it may have ${MAX_BUSES}`);
+  for (const address of buses) {
+    const port = /^(?:m?tls:)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:/?#@,[\]]+):(\d{1,5})$/.exec(address)?.[1];
+    if (/^unix:./s.test(address) || (Number(port) > 0 && Number(port) < 65_536)) continue;
+    if (address.startsWith("dns:")) throw new SetupError(`the address '${address}' has dns:, which this package does not look up: list the addresses`);
+    throw new SetupError(`the address is '${address}', it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT`);
   }
-  throw new SetupError(`the address is '${address}', it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT`);
+  return buses;
 }
 
 /** How a stream ended: the name of its gRPC status, and its text. */

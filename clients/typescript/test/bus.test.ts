@@ -1,4 +1,7 @@
 import assert from "node:assert/strict";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
 
 import { generateText, stepCountIs } from "ai";
@@ -255,8 +258,9 @@ test("two plugins of one source share the calls of a tool, and one that leaves l
 
 test("mistakes of the program name the value, the rule and the fix", async () => {
   assert.throws(() => new Plugin("a b"), SetupError);
-  for (const address of ["a:1,b:1", "dns:a:1"]) assert.throws(() => new Host({ address }), /names several buses, and this package uses one/);
-  for (const address of ["h", "http://h:1", "h:70000", "tls:h"]) assert.throws(() => new Host({ address }), /it must be HOST:PORT/);
+  assert.throws(() => new Host({ address: "a:1,dns:b:1" }), /'dns:b:1' has dns:.*list the addresses/);
+  assert.throws(() => new Plugin("many", { address: Array(65).fill("a:1").join() }), /65 buses, it may have 64/);
+  for (const address of ["h", "http://h:1", "h:70000", "tls:h", "a:1,,b:1", "a:1,b"]) assert.throws(() => new Host({ address }), /it must be HOST:PORT/);
   assert.throws(() => plugin.tool("a b", { description: "" }, () => 1), /'a b' breaks the rule.*rename/);
   assert.throws(() => plugin.tool("add", { description: "" }, () => 1), /replace: true/);
   assert.throws(() => plugin.tool("new", { description: "", timeout: 301 }, () => 1), /301 s, it must be above 0 and at most 300/);
@@ -301,6 +305,45 @@ test("after a restart of the bus the tools are back, and a call that waited is a
   await caller.close();
   await restarted.close();
   await second.stop();
+});
+
+test("with several addresses a plugin is at each bus, and a host goes on at the next", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "toolbus,"));
+  const buses = await Promise.all([runningBus("--grpc", `unix:${folder}/a,b`), runningBus()]);
+  const address = buses.map(({ grpc }) => grpc).join(", ");
+  const several = new Plugin("several", { ...quiet, address });
+  several.tool("where", { description: "Says at how many buses it answers." }, async (_, scope) => (await scope.call("echo", { text: "here" })).output);
+  several.tool("echo", { description: "Echoes." }, ({ text }) => text);
+  await several.ready();
+  for (const { grpc } of buses) {
+    const only = new Host({ ...quiet, address: grpc });
+    await until(async () => (await only.list({ source: "several" })).length === 2);
+    assert.equal((await only.call("where")).output, "here");
+    await only.close();
+  }
+  const logged: string[] = [];
+  const caller = new Host({ address, log: (text) => logged.push(text) });
+  for await (const change of caller.watch()) {
+    assert.ok(change.full);
+    break;
+  }
+  buses[0]?.process.kill("SIGKILL");
+  await buses[0]?.stop();
+  await until(() => !caller.connected);
+  const began = performance.now();
+  assert.equal((await caller.call("where")).output, "here");
+  assert.ok(performance.now() - began < 5_000);
+  assert.equal((await several.call("where")).output, "here");
+  several.tool("late", { description: "Comes later." }, () => "late");
+  await until(async () => (await caller.call("late")).output === "late");
+  buses[1]?.process.kill("SIGKILL");
+  await buses[1]?.stop();
+  await until(() => new Set(logged).size >= 2);
+  const { error } = await caller.call("where", {}, { timeout: 2 });
+  assert.deepEqual([error?.code, error?.stage], ["UNAVAILABLE", "NOT_DISPATCHED"]);
+  await Promise.all([caller.close(), several.close()]);
+  assert.ok(logged.length < 8, logged.join("\n")); // not again with each attempt
+  rmSync(folder, { recursive: true });
 });
 
 test("tools that do not fit into one message are offered by further ones", async () => {
