@@ -1,1 +1,1 @@
-"""Searches toolbus for inputs that break a promise: each target has its own oracle. See docs/about/testing.md."""
+"""Searches toolbus for inputs that break a promise: each target has its own oracle. See lab/README.md."""

@@ -21,7 +21,7 @@ def markdown(verdicts: Verdicts, titles: Mapping[str, str], command: str, pictur
     """Returns the page for ``lab/results/``."""
     parts = [
         "# Overload, measured",
-        f"Written by `{command}` on {machine()}; [what it means](../../docs/about/testing.md#overload). What has no "
+        f"Written by `{command}` on {machine()}; [what it means](../README.md#overload). What has no "
         "bound is a figure, which other work of the machine makes longer.",
         *([f"![Latency before, during and after an overload]({picture})"] if picture else []),
         *(verdict_table(f"{part}: {titles[part]}", its).markdown() for part, its in verdicts.items()),

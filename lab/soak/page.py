@@ -109,7 +109,7 @@ def page(record: Record, verdicts: Sequence[Verdict], command: str, picture: str
     parts = [
         "# A soak, in figures",
         f"Measured with `{command}` on {machine()}. Medians of the first and the last fifth after a warm-up of "
-        f"{warm_up(record.seconds):.0f} s; [what it is](../../docs/about/testing.md).",
+        f"{warm_up(record.seconds):.0f} s; [what it is](../README.md#soak).",
         f"![Memory, latency and load over time]({picture})",
         figures.markdown(level=0),
         *(table.markdown() for table in others),
