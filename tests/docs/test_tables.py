@@ -11,7 +11,6 @@ import threading
 import typing
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
@@ -81,29 +80,11 @@ def test_the_limits_of_http_connections_are_those_of_the_code() -> None:
     assert documented["an HTTP connection without a request"] == f"{IDLE_SECONDS} s"
 
 
-def _shown_errors() -> list[Any]:
-    """Returns the errors of the limits page: of a full tool, and of a caller that has its share."""
-    return [json.loads(block.text) for block in blocks("docs/reference/limits.md") if block.kind == "json"]
-
-
-def _as_shown(error: CallError) -> dict[str, Any]:
-    assert error.limit is not None
-    return {
-        "code": error.code.name,
-        "message": error.message,
-        "stage": error.stage.name,
-        "retry_safe": error.retry_safe,
-        "limit": dict(zip(("name", "value"), error.limit, strict=True)),
-        "retry_after_seconds": error.retry_after_seconds,
-    }
-
-
-async def test_the_limits_page_shows_the_error_of_a_full_tool() -> None:
-    shown, _ = _shown_errors()
+async def test_a_full_tool_refuses_as_the_limits_page_says() -> None:
     running, finish = threading.Semaphore(0), threading.Event()
 
     async with running_bus() as bus:
-        plugin = Plugin("weather", address=bus.grpc_addresses[0], max_in_flight=shown["limit"]["value"])
+        plugin = Plugin("weather", address=bus.grpc_addresses[0], max_in_flight=8)
 
         @plugin.tool
         def forecast() -> None:
@@ -112,18 +93,17 @@ async def test_the_limits_page_shows_the_error_of_a_full_tool() -> None:
 
         async with plugin:
             await plugin.ready()
-            calls = [asyncio.create_task(bus.call("forecast")) for _ in range(shown["limit"]["value"])]
+            calls = [asyncio.create_task(bus.call("forecast")) for _ in range(8)]
             for _ in calls:
                 await asyncio.to_thread(running.acquire)
             error = (await bus.call("forecast")).error
             finish.set()
             await asyncio.gather(*calls)
-    assert error is not None
-    assert _as_shown(error) == shown
+    _is_as_the_limits_page_says(error, 8)
 
 
-def test_the_limits_page_shows_the_error_of_a_caller_beyond_its_share() -> None:
-    _, shown = _shown_errors()
+def test_a_caller_beyond_its_share_is_refused_as_the_limits_page_says() -> None:
+    assert "one greedy host leaves 7 of 256 free" in " ".join(TEXTS["docs/reference/limits.md"].split())
     core = Core()
     plugin = core.plugin("weather", Tool("forecast"))
     other, batch = core.peer("other"), core.peer("batch", max_in_flight=4096)
@@ -133,7 +113,15 @@ def test_the_limits_page_shows_the_error_of_a_caller_beyond_its_share() -> None:
         core.answer(plugin)
     for number in range(256):
         core.call(batch, "forecast", call_id=str(number))
-    assert _as_shown(error_of(batch, "255")) == shown
+    _is_as_the_limits_page_says(error_of(batch, "255"), 256 - 7)
+
+
+def _is_as_the_limits_page_says(error: CallError | None, limit: int) -> None:
+    assert error is not None
+    assert (error.code, error.stage, error.retry_safe) == (Code.OVERLOADED, Stage.NOT_DISPATCHED, True)
+    assert (error.limit, error.retry_after_seconds) == (("calls_in_flight", limit), 0.05)
+    (paragraph,) = (part for part in TEXTS["docs/reference/limits.md"].split("\n\n") if "no queue" in part)
+    assert all(each in paragraph for each in ("calls_in_flight", "0.05", "OVERLOADED", "NOT_DISPATCHED", "retry_safe"))
 
 
 # -- configuration ------------------------------------------------------------------------------------------------
@@ -429,16 +417,19 @@ def _wire_names() -> set[str]:
     return names
 
 
-def test_the_protocol_has_the_default_of_every_limit_of_a_session() -> None:
-    documented = {row[0].strip("`"): row[2] for row in listed(PROTOCOL, "## Limits")}
+def test_the_comments_of_the_wire_have_the_default_of_every_limit_of_a_session() -> None:
+    text = (ROOT / "proto" / "toolbus" / "v1" / "tool_bus_service.proto").read_text("utf-8")
+    message = text.partition("message Limits {")[2].partition("\n}")[0]
+    documented = dict(re.findall(r"By default (.+?)\.\n  \w+ (\w+) = ", message))
+    documented = {name: default for default, name in documented.items()}
     assert list(documented) == list(wire.Limits.DESCRIPTOR.fields_by_name)
     grace, in_flight = documented.pop("grace_seconds"), documented.pop("calls_in_flight")
-    assert {name: _bytes(shown) for name, shown in documented.items()} == {
+    assert {name: _bytes(shown.replace(",", "")) for name, shown in documented.items()} == {
         name: getattr(Limits(), name) for name in documented
     }
-    assert grace == f"{Config().grace_seconds:g} s"
+    assert grace == f"{Config().grace_seconds:g}"
     assert in_flight.endswith(f"or {Limits().calls_in_flight}")
-    assert f"`heartbeat_seconds` is {Timings().idle_heartbeat_seconds:g} s if unset" in PROTOCOL
+    assert f"0 or unset means {Timings().idle_heartbeat_seconds:g}." in " ".join(text.replace("//", "").split())
 
 
 def test_every_name_in_the_protocol_is_on_the_wire() -> None:
