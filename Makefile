@@ -135,7 +135,7 @@ hostile: $(VENV)/dev.stamp ## have each kind of peer do its worst for a minute b
 fuzz: $(VENV)/dev.stamp ## search all inputs for some that break a promise, for 10 minutes (ARGS="--seconds 3600 frames")
 	@exec $(BIN)/python -m lab.fuzz $(ARGS)
 
-settings: $(VENV)/dev.stamp ## write the table of settings in docs/reference/configuration.md from their declarations
+settings: $(VENV)/dev.stamp ## write the list of settings in docs/reference/configuration.md from their declarations
 	@$(BIN)/python -m tests.docs.configuration_table
 
 lint: $(VENV)/dev.stamp ## check style and format of Python and proto
