@@ -45,7 +45,7 @@ class Proxy:
         self.attempts: list[float] = []
         self.attempted = asyncio.Event()
         if path is None:
-            self._holder = bound(_quiet_port())
+            self._holder = bound(quiet_port())
             self._port = self._holder.getsockname()[1]
 
     @property
@@ -136,7 +136,7 @@ class Proxy:
         sink.write_eof()
 
 
-def _quiet_port() -> int:
+def quiet_port() -> int:
     """Returns a free port that systems hand out to nobody.
 
     Programs whose bus has ended look for it at the port that it was given, and would be taken for the client.

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from toolbus.common.text import refuse_constant
 from toolbus.parts.conformance.certificates import server_credentials
 from toolbus.parts.conformance.match import Mismatch, items_of, mapped
-from toolbus.parts.conformance.proxy import Proxy
+from toolbus.parts.conformance.proxy import Proxy, quiet_port
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
@@ -366,9 +366,9 @@ class Line(rpc.ToolBusServiceServicer):
         rpc.add_ToolBusServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call,unused-ignore]
         credentials = server_credentials(self._access)
         if credentials is None:
-            self._port = self._server.add_insecure_port("127.0.0.1:0")
+            self._port = self._server.add_insecure_port(f"127.0.0.1:{quiet_port()}")
         else:
-            self._port = self._server.add_secure_port("127.0.0.1:0", credentials)
+            self._port = self._server.add_secure_port(f"127.0.0.1:{quiet_port()}", credentials)
         await self._server.start()
         await self.proxy.open(self._port)
 
