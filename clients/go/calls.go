@@ -7,6 +7,7 @@ import (
 	mathrand "math/rand/v2"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -43,7 +44,7 @@ type ask struct {
 	started    time.Time
 	deadline   time.Time     // until when it waits for a stream, for room, and between attempts
 	lastMoment time.Time     // when it ends even if the bus has not answered
-	signal     chan struct{} // has room for one
+	signal     chan struct{} // of its waiter
 	id         string        // of the newest attempt
 	sentOn     *link         // the stream on which it is; nil while it waits
 	accepted   bool          // whether progress has shown that a plugin works on it
@@ -53,6 +54,19 @@ type ask struct {
 	refusal    *pb.ToolResult // the newest of the bus that may be tried again; nil before the first
 	attempts   int
 }
+
+// waiter wakes the goroutine of a call. It serves one call after the other: one that is woken for the call before sees that
+// nothing has happened to its own.
+type waiter struct {
+	signal chan struct{} // has room for one
+	timer  *time.Timer
+}
+
+var waiters = sync.Pool{New: func() any {
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	return &waiter{make(chan struct{}, 1), timer}
+}}
 
 func (a *ask) end(result *pb.ToolResult) {
 	if a.over || a.result != nil {
@@ -81,9 +95,11 @@ func (p *peer) call(ctx context.Context, fields *pb.ToolCall, parent *link, onPr
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
+	own := waiters.Get().(*waiter)
+	defer waiters.Put(own)
 	a := &ask{
 		fields: fields, timeout: fields.TimeoutSeconds, background: fields.BackgroundAfterSeconds, parent: parent,
-		onProgress: onProgress, started: time.Now(), signal: make(chan struct{}, 1),
+		onProgress: onProgress, started: time.Now(), signal: own.signal,
 	}
 	named := seconds(fields.TimeoutSeconds)
 	if fields.BackgroundAfterSeconds > 0 {
@@ -98,7 +114,7 @@ func (p *peer) call(ctx context.Context, fields *pb.ToolCall, parent *link, onPr
 	p.unfinished[a] = true
 	p.submit(a)
 	p.mutex.Unlock()
-	result, err := p.drive(ctx, a)
+	result, err := p.drive(ctx, a, own.timer)
 	if err != nil {
 		p.mutex.Lock()
 		defer p.mutex.Unlock()
@@ -109,8 +125,8 @@ func (p *peer) call(ctx context.Context, fields *pb.ToolCall, parent *link, onPr
 }
 
 // drive waits for what happens to a call, until it has its result or its context is cancelled.
-func (p *peer) drive(ctx context.Context, a *ask) (*pb.ToolResult, error) {
-	timer := time.NewTimer(a.deadline.Sub(a.started))
+func (p *peer) drive(ctx context.Context, a *ask, timer *time.Timer) (*pb.ToolResult, error) {
+	timer.Reset(a.deadline.Sub(a.started))
 	defer timer.Stop()
 	moment, done := a.deadline, ctx.Done()
 	var pause <-chan time.Time // until a refused call is sent again; nil otherwise

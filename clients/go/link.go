@@ -3,7 +3,7 @@ package toolbus
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -218,7 +218,7 @@ func (l *link) hasRoom() bool { return len(l.pending) < l.callsInFlight }
 
 func (l *link) nextID() string {
 	l.ids++
-	return fmt.Sprintf("c%d", l.ids)
+	return "c" + strconv.Itoa(l.ids)
 }
 
 // lived returns how long the session has been live; below 0 if it never was.
