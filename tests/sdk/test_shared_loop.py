@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.errors import PeerLost
-from toolbus.sdk.shared_loop import SharedLoop
+from toolbus.sdk.shared_loop import SharedLoop, SocketStream, TurnLoop
 
 
 @pytest.fixture(name="shared")
@@ -141,6 +142,130 @@ async def test_a_stream_that_is_always_ready_leaves_the_program_its_turns(shared
         await asyncio.sleep(0)
         assert seen[0] <= before + 2
     shared.turn(asyncio.get_running_loop(), lambda _: shared.loop.remove_reader(reads), None)
+    os.close(reads)
+    os.close(writes)
+
+
+class Received(asyncio.Protocol):
+    """Notes what a stream passes on, and in which order it pauses, goes on and ends."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.threads: set[int] = set()
+        self.events: list[str] = []
+        self.stream: SocketStream | None = None
+        self.complete = threading.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, SocketStream)
+        self.stream = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        self.threads.add(threading.get_ident())
+        if self.data.endswith(b"thread"):
+            self.complete.set()
+
+    def pause_writing(self) -> None:
+        self.events.append("paused")
+
+    def resume_writing(self) -> None:
+        self.events.append("resumed")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.events.append("lost")
+
+
+def connected(shared: SharedLoop) -> tuple[Received, socket.socket]:
+    """Returns what one end of a connection receives on the loop, and the other end, which blocks."""
+    ours, other = socket.socketpair()
+    ours.setblocking(False)
+    other.settimeout(WAIT_SECONDS)
+    received, loop = Received(), shared.loop
+    assert isinstance(loop, TurnLoop)
+    assert shared.turn(asyncio.get_running_loop(), lambda _: SocketStream(loop, ours, received), None)
+    return received, other
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async def wait() -> None:
+        while not condition():
+            await asyncio.sleep(0.002)
+
+    await within(wait())
+
+
+async def test_a_stream_is_read_in_turns_and_by_the_thread_while_the_program_blocks(shared: SharedLoop) -> None:
+    await lent(shared)
+    received, other = connected(shared)
+    with other:
+        other.sendall(b"in a turn")
+        await until(lambda: received.data == b"in a turn")
+        assert received.threads == {threading.get_ident()}
+        other.sendall(b", on the thread")
+        assert received.complete.wait(WAIT_SECONDS)  # blocks the program's loop
+        assert received.data == b"in a turn, on the thread"
+        await lent(shared)
+        other.shutdown(socket.SHUT_WR)
+        await until(lambda: received.events == ["lost"])
+
+
+async def test_a_stream_pauses_its_writer_while_the_other_end_does_not_read_and_loses_nothing(
+    shared: SharedLoop,
+) -> None:
+    await lent(shared)
+    received, other = connected(shared)
+    stream, program = received.stream, asyncio.get_running_loop()
+    assert stream is not None
+    pieces = [bytes([number]) * 400_000 for number in range(5)]
+    with other:
+        for piece in pieces:
+            assert shared.turn(program, stream.write, piece)
+        assert received.events == ["paused"]
+        read = bytearray()
+        while len(read) < 2_000_000:
+            read += await asyncio.to_thread(other.recv, 1 << 20)
+        assert read == b"".join(pieces)
+        await until(lambda: received.events == ["paused", "resumed"])
+        shared.turn(program, lambda _: stream.abort(), None)
+        await until(lambda: received.events[-1] == "lost")
+        shared.turn(program, stream.write, b"nothing")  # is over: says nothing
+        assert await asyncio.to_thread(other.recv, 10) == b""
+
+
+async def test_what_another_thread_or_an_earlier_turn_left_runs_before_the_next_turn(shared: SharedLoop) -> None:
+    await lent(shared)
+    program, order = asyncio.get_running_loop(), list[str]()
+    shared.loop.call_soon_threadsafe(order.append, "scheduled")
+    assert shared.turn(program, order.append, "turn")
+    assert order == ["scheduled", "turn"]
+    fired = asyncio.Event()
+    assert shared.turn(program, lambda _: shared.loop.call_later(0.01, order.append, "timer"), None)
+    assert shared.turn(program, lambda _: shared.loop.call_later(0.02, fired.set), None)
+    await within(fired.wait())
+    assert order == ["scheduled", "turn", "timer"]
+
+
+async def test_a_stream_on_which_data_never_ends_leaves_other_sockets_their_turns(shared: SharedLoop) -> None:
+    await lent(shared)
+    received, other = connected(shared)
+    reads, writes = os.pipe()
+    seen = asyncio.Event()
+    shared.turn(asyncio.get_running_loop(), lambda _: shared.loop.add_reader(reads, seen.set), None)
+    with other:
+        os.write(writes, b"x")
+
+        async def flood() -> None:
+            while not seen.is_set():
+                other.send(b"y" * 10)
+                await asyncio.sleep(0)
+
+        await within(flood())
+        shared.turn(asyncio.get_running_loop(), lambda _: shared.loop.remove_reader(reads), None)
+        stream = received.stream
+        assert stream is not None
+        shared.turn(asyncio.get_running_loop(), lambda _: stream.abort(), None)
+        await until(lambda: received.events == ["lost"])
     os.close(reads)
     os.close(writes)
 

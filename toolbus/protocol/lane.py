@@ -21,6 +21,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from enum import IntEnum
 from typing import cast
 
@@ -92,6 +93,7 @@ class LaneConnection(asyncio.Protocol):
         self.over = False
         self._max_bytes = max_bytes
         self._loop = loop
+        self._soon: Callable[[Callable[[], object]], object] = loop.call_soon
         self._part = bytearray()  # the beginning of a frame
         self._needed = 0  # bytes of that frame, as far as its header has come
         self._transport: asyncio.Transport | None = None  # None before it is connected, and after its end
@@ -131,7 +133,7 @@ class LaneConnection(asyncio.Protocol):
         """Has `write_waiting` called soon, once for all that is put in before that."""
         if not self._planned and self._transport is not None:
             self._planned = True
-            self._loop.call_soon(self._flush)
+            self._soon(self._flush)
 
     def abort(self) -> None:
         """Ends the connection at once."""

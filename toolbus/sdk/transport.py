@@ -19,6 +19,7 @@ from toolbus.protocol.lane import MESSAGE_ITEMS, FrameKind, LaneConnection, lane
 from toolbus.protocol.session import Outbox
 from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import MESSAGE_BYTES
+from toolbus.sdk.shared_loop import SocketStream, TurnLoop
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 Receive = Callable[[wire.InvokeResponse], None]
@@ -219,6 +220,15 @@ class LaneTransport(_LaneCall):
         self._receive: Receive | None = None  # None before the start
         self._unary: set[_LaneUnary] = set()  # those that run now
         outbox.write_early(MESSAGE_ITEMS, self._write_complete)
+        if isinstance(loop, TurnLoop):
+            self._soon = loop.call_at_end
+
+    async def run(self) -> tuple[str, str]:
+        """Runs the stream to its end; returns the status."""
+        if not isinstance(self._loop, TurnLoop):
+            return await super().run()
+        SocketStream(self._loop, self._socket, self)
+        return await self.status
 
     def start(self, receive: Receive) -> None:
         """Sets who takes the messages; `ended` connects."""
