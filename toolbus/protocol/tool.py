@@ -564,15 +564,16 @@ class Result:
     @classmethod
     def from_wire(cls, message: pb.ToolResult) -> Result:
         """Copies a result out of its frame."""
-        return cls(
-            message.call_id,
-            message.output_json or "null",
-            message.is_error,
-            CallError.from_wire(message.error) if message.HasField("error") else None,
-            _copies(message.content) if message.content else (),  # iterating over nothing takes 3 µs
-            message.input_requests_json,
-            message.request_state,
-        )
+        result: Result = _NEW(cls)  # with the slots set one by one: in half the time of a frozen class's own way
+        _set_call_id(result, message.call_id)
+        _set_output(result, message.output_json or "null")
+        _set_is_error(result, message.is_error)
+        _set_error(result, CallError.from_wire(message.error) if "error" in message else None)
+        content = message.content
+        _set_content(result, _copies(content) if content else ())  # iterating over nothing takes 3 µs
+        _set_requests(result, message.input_requests_json)
+        _set_state(result, message.request_state)
+        return result
 
     def to_wire(self) -> pb.ToolResult:
         """Returns the wire form."""
@@ -585,6 +586,12 @@ class Result:
             input_requests_json=self.input_requests_json,
             request_state=self.request_state,
         )
+
+
+_NEW = object.__new__
+(_set_call_id, _set_output, _set_is_error, _set_error, _set_content, _set_requests, _set_state) = (
+    getattr(Result, each.name).__set__ for each in fields(Result)
+)
 
 
 @dataclass(frozen=True, slots=True)

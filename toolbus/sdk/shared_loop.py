@@ -102,7 +102,7 @@ class TurnLoop(asyncio.SelectorEventLoop):
         return super().call_at(when, callback, *args, context=context)
 
     def call_at_end(self, function: Callable[[], object]) -> None:
-        """Calls a function at the end of this turn, or soon."""
+        """Calls a function, which raises nothing, at the end of this turn, or soon."""
         if self.at_end is None:
             self.call_soon(function)
         else:
@@ -322,11 +322,11 @@ class SharedLoop:
         asyncio._set_running_loop(loop)
         try:
             result = self._context.run(function, argument)
-            for each in loop.at_end:
-                each()
         except Exception as error:
             loop.call_exception_handler({"message": f"{function!r} raised in a turn", "exception": error})
         finally:
+            for each in loop.at_end:
+                each()
             loop.at_end = None
             asyncio._set_running_loop(program)
             self.in_turn_of = None

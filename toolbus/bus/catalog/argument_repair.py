@@ -8,7 +8,6 @@ schema declares. Repaired arguments are checked again.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -23,6 +22,7 @@ from toolbus.common.text import escape_surrogates
 
 MAX_REPAIRS = 100  # of one call: a model's slip, not an attempt to keep the bus busy
 MAX_ROUNDS = 4  # JSON text may hold JSON text
+MAX_TOGETHER = 16  # sets of properties that calls of a tool lack, for which the defaults are written once
 MAX_PATH = 128  # characters of a path in a record
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,307})")  # as many digits as arguments may have
@@ -66,15 +66,17 @@ class RepairedArguments(str):
         notes: what parts of the bus did with the call, for its record.
     """
 
+    __slots__ = ("notes", "original", "repairs")
+
     original: str
     repairs: tuple[Repair, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str, original: str, repairs: Iterable[Repair]) -> RepairedArguments:
+    def of(cls, text: str, original: str, repairs: Iterable[Repair], notes: tuple[str, ...] = ()) -> RepairedArguments:
         """Returns a text with its history."""
         repaired = cls(text)
-        repaired.original, repaired.repairs = original, tuple(repairs)
+        repaired.original, repaired.repairs, repaired.notes = original, tuple(repairs), notes
         return repaired
 
 
@@ -90,9 +92,7 @@ def notes_of(text: str) -> tuple[str, ...]:
 
 def noted(text: str, *notes: str) -> RepairedArguments:
     """Returns the arguments of a call with more notes for its record."""
-    copy = RepairedArguments.of(text, original_of(text), repairs_of(text))
-    copy.notes = (*notes_of(text), *notes)
-    return copy
+    return RepairedArguments.of(text, original_of(text), repairs_of(text), (*notes_of(text), *notes))
 
 
 def original_of(text: str) -> str:
@@ -149,20 +149,22 @@ def filled(
     Returns:
         None: they lack none, or a default further down, or with the defaults they are invalid or too large.
     """
-    missing = defaults.missing(arguments)
-    members = ",".join([defaults.members[name] for name in missing])
-    if not missing or len(members) > room or defaults.lacks_below(arguments):
+    missing = tuple(defaults.missing(arguments))
+    if (together := defaults.together.get(missing)) is None:
+        if len(defaults.together) >= MAX_TOGETHER:
+            defaults.together.clear()
+        together = defaults.together[missing] = (
+            ",".join([defaults.members[name] for name in missing]),
+            {name: json.loads(defaults.values[name]) for name in missing},
+            tuple([Repair(_shown((name,)), ABSENT, _type_of_text(defaults.values[name])) for name in missing]),
+        )
+    members, values, repairs = together
+    if not members or len(members) > room or defaults.lacks_below(arguments):
         return None
-    if not checker.is_valid({**arguments, **{name: defaults.parsed[name] for name in missing}}):
+    if not checker.is_valid({**arguments, **values}):
         return None
     inner = text.strip(_WHITE_SPACE)[:-1].rstrip(_WHITE_SPACE) or "{"
-    complete = f"{inner},{members}}}" if arguments else f"{inner}{members}}}"
-    return RepairedArguments.of(complete, text, [_absent(name, defaults.values[name]) for name in missing])
-
-
-@functools.lru_cache(1_000)
-def _absent(name: str, default: str) -> Repair:
-    return Repair(_shown((name,)), ABSENT, _type_of_text(default))
+    return RepairedArguments.of(f"{inner},{members}}}" if arguments else f"{inner}{members}}}", text, repairs)
 
 
 def _with_defaults(

@@ -33,7 +33,7 @@ class Defaults:
     Attributes:
         values: the JSON text of each property's default.
         members: the same with the name, as a member of an object.
-        parsed: the values themselves, which nobody changes.
+        together: what those that calls lack make together, by their names; of who fills them in.
         inner: the defaults inside a property's value.
         items: of the items of an array.
         others: of the values of properties that the schema does not name.
@@ -42,7 +42,7 @@ class Defaults:
 
     values: dict[str, str] = field(default_factory=dict)
     members: dict[str, str] = field(default_factory=dict)
-    parsed: dict[str, Any] = field(default_factory=dict)
+    together: dict[tuple[str, ...], Any] = field(default_factory=dict)
     inner: dict[str, Defaults] = field(default_factory=dict)
     items: Defaults | None = None
     others: Defaults | None = None
@@ -187,7 +187,6 @@ class _Finder:
             if text is not None:
                 defaults.values.setdefault(name, text)
                 defaults.members.setdefault(name, f"{json.dumps(name)}:{text}")
-                defaults.parsed.setdefault(name, json.loads(text))
             defaults.inner.setdefault(name, self.find(part, here))
         items, others = schema.get("items"), schema.get("additionalProperties")
         if isinstance(items, dict) and "prefixItems" not in schema:
