@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import time
 from array import array
 from collections.abc import Awaitable, Callable
@@ -54,11 +53,12 @@ def forecast(place: str, days: int, note: str = "") -> dict[str, object]:
     return {"celsius": 21.5, "sky": "clear"}
 
 
-async def by_function(options: argparse.Namespace, ran: Ran, *, function: Callable[..., Any]) -> None:
-    """Runs a function of an author that answers at once."""
+def run_function(options: argparse.Namespace) -> None:
+    """Runs a function of an author that answers at once, as the README's plugin does."""
+    way = workload.choose_transport(options.way)
     plugin = Plugin(options.source, address=options.address, max_in_flight=workload.MAX_IN_FLIGHT)
-    plugin.add_tool(function, name=options.tool)
-    await _offer(plugin, ran)
+    plugin.add_tool(AS_AUTHORS[way], name=options.tool)
+    plugin.run(lambda: print("attached", flush=True))
 
 
 async def _offer(plugin: Plugin, ran: Ran) -> None:
@@ -182,16 +182,14 @@ WAYS: dict[str, Callable[[argparse.Namespace, Ran], Awaitable[None]]] = {
     "callback": by_callback,
     "nats": by_nats,
     "tcp": by_tcp,
-    "plain": functools.partial(by_function, function=forecast),
-    "async": functools.partial(by_function, function=workload.forecast),
 }
-AS_AUTHORS = ("plain", "async")
+AS_AUTHORS: dict[str, Callable[..., Any]] = {"plain": forecast, "async": workload.forecast}
 
 
 async def serve(options: argparse.Namespace) -> None:
     ran = Ran(options.ledger)
     try:
-        await WAYS[workload.choose_transport(options.way)](options, ran)
+        await WAYS[options.way](options, ran)
     finally:
         ran.write()
 
@@ -199,7 +197,7 @@ async def serve(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
-    parser.add_argument("--way", choices=(*WAYS, "plain+lane", "async+lane"), default="raw")
+    parser.add_argument("--way", choices=(*WAYS, *AS_AUTHORS, *(f"{way}+lane" for way in AS_AUTHORS)), default="raw")
     parser.add_argument("--source", default="bench-plugin")
     parser.add_argument("--tool", default=workload.TOOL_NAME)
     parser.add_argument("--work", type=float, default=0.0, help="seconds that a call takes")
@@ -208,7 +206,10 @@ def main() -> None:
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="write the numbers of the calls there")
     parser.add_argument("--slice", type=int, default=peer.SLICE, metavar="N", help="results of one message, at most")
     options = parser.parse_args()
-    (asyncio.run if options.way in AS_AUTHORS else uvloop.run)(serve(options))
+    if options.way in WAYS:
+        uvloop.run(serve(options))
+    else:
+        run_function(options)
 
 
 if __name__ == "__main__":

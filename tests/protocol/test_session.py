@@ -175,6 +175,20 @@ def test_an_early_writer_may_take_each_complete_frame_before_the_next_is_opened(
     assert (bool(outbox), outbox.backlog) == (False, 0)
 
 
+def test_an_early_frame_takes_up_to_a_quarter_of_many_calls_under_way() -> None:
+    session, full = bus_side(), list[int]()
+    outbox = session.outbox
+    outbox.write_early(8, lambda: full.extend(len(frame.calls) for frame in frames(outbox)))
+    session.open(4096, 4 * MIB)
+    for count, items in ((31, 8), (80, 20), (4000, FRAME_ITEMS - 1)):  # of 1 MiB, as 4 MiB less an item's overhead hold
+        session.pending.update(dict.fromkeys(map(str, range(count))))
+        frames(outbox)
+        full.clear()
+        for _ in range(items + 1):
+            put(outbox, 100)
+        assert full == [items]
+
+
 def test_the_writer_is_woken_once_for_what_waits_and_never_waits_to_fill_a_frame() -> None:
     outbox = live().outbox
     woken: list[int] = []

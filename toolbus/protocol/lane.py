@@ -27,8 +27,9 @@ from typing import cast
 
 log = logging.getLogger("toolbus.lane")
 
-# Items of a message. Each is written once it is complete, so that the other end works on it meanwhile: with 64 calls in
-# flight that makes 1.6 times the calls a second of messages that hold them all. Fewer items cost more than they gain.
+# Items of a message, or a quarter of the calls under way. Each is written once it is complete, so that the other end
+# works on it meanwhile: with 64 calls in flight that makes 1.6 times the calls a second of messages that hold them all.
+# Fewer items cost more than they gain.
 MESSAGE_ITEMS = 32
 HEADER = struct.Struct(">IB")
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred of unix(7): pid, uid, gid

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -111,11 +111,14 @@ class Outbox(Generic[Frame]):
     """
 
     __slots__ = (
+        "_capacity",
         "_frames",
+        "_most",
         "_new_frame",
         "_sealed_bytes",
         "add_call",
         "add_result",
+        "calls",
         "flooded",
         "frame_bytes",
         "frame_items",
@@ -137,9 +140,11 @@ class Outbox(Generic[Frame]):
         self.space = -1  # what the open frame still takes; negative: the next item opens another
         self.frame_items = FRAME_ITEMS
         self.frame_bytes = FRAME_BYTES  # lowered where the peer takes only smaller messages
+        self._most = self._capacity = FRAME_BYTES  # of the largest frame, and of the newest
         self.least = FRAME_BYTES // FRAME_ITEMS  # what the smallest item takes
         self.opened = 0  # number of the newest frame
         self.taken = 0  # number of the newest frame handed to the writer
+        self.calls: tuple[Sized, Sized] = (), ()  # pending and in flight
         self.held = False  # whether the writer waits, so that more goes into the open frame
         self.add_call: Callable[[], pb.ToolCall] = _no_frame  # the open frame's
         self.add_result: Callable[[], pb.ToolResult] = _no_frame  # the open frame's
@@ -158,7 +163,7 @@ class Outbox(Generic[Frame]):
     @property
     def backlog(self) -> int:
         """About how many bytes wait, in constant time: the open frame counts with what its items have taken of it."""
-        return self._sealed_bytes + (self.frame_bytes - max(self.space, 0) if self._frames else 0)
+        return self._sealed_bytes + (self._capacity - max(self.space, 0) if self._frames else 0)
 
     @property
     def waiting_bytes(self) -> int:
@@ -166,7 +171,10 @@ class Outbox(Generic[Frame]):
         return self._sealed_bytes + (self._frames[-1][0].ByteSize() if self._frames else 0)
 
     def write_early(self, items: int, full: Callable[[], None]) -> None:
-        """Makes frames of fewer items and bytes, and lets the writer take each before the next is opened."""
+        """Makes frames of fewer items and bytes, and lets the writer take each before the next is opened.
+
+        Where many calls are pending or in flight, a frame takes up to a quarter of them: that is early enough.
+        """
         self.frame_items, self.full = items, full
         self.frame_bytes = FRAME_BYTES * items // FRAME_ITEMS
 
@@ -175,7 +183,8 @@ class Outbox(Generic[Frame]):
 
         Callers count the characters of an item, which take up to four bytes each.
         """
-        self.frame_bytes = min(self.frame_bytes, largest // 4)
+        self._most = min(self._most, largest // 4)
+        self.frame_bytes = min(self.frame_bytes, self._most)
         self.least = self.frame_bytes // self.frame_items
 
     def room(self, size: int) -> Frame:
@@ -200,6 +209,9 @@ class Outbox(Generic[Frame]):
 
     def open(self) -> None:
         """Opens another frame; the one before is complete."""
+        pending, in_flight = self.calls
+        share = (len(pending) + len(in_flight)) // 4 * self.least
+        self._capacity = min(max(self.frame_bytes, share), self._most)
         if self._frames:
             self.full()
         if self._frames:
@@ -209,7 +221,7 @@ class Outbox(Generic[Frame]):
             self._count(size)
         frame = self._new_frame()
         self._frames.append((frame, 0))
-        self.space = self.frame_bytes
+        self.space = self._capacity
         self.add_call, self.add_result = frame.calls.add, frame.results.add
         self.opened += 1
         if len(self._frames) == 1:
@@ -310,6 +322,7 @@ class Session(Generic[Frame]):
         self.outbox: Outbox[Frame] = Outbox(new_frame)
         self.pending: dict[str, Any] = {}
         self.in_flight: dict[str, Any] = {}
+        self.outbox.calls = self.pending, self.in_flight
         self.max_in_flight = 0  # how many calls the peer takes; set when attached
         self.max_item_bytes = DEFAULT_MESSAGE_BYTES - ITEM_OVERHEAD_BYTES  # the largest item that the peer can receive
         self.last_heard = now  # when the last frame arrived
