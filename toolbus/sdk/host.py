@@ -180,7 +180,8 @@ class HostBase:
             repeat=repeat,
         )
         self._delegate = HostDelegate(settings.timings.settle)
-        self._connection = open_connection(settings, self._delegate, refuse_calls, "host")
+        self._open = functools.partial(open_connection, settings, self._delegate, refuse_calls, "host")
+        self._connection, self._made_by = self._open(), os.getpid()
         self._listed_by: Connection | None = None  # the bus of the last listing; None before the first
         self._began = 0  # the process that uses it; 0 while none does
         self._closed = False
@@ -224,6 +225,8 @@ class HostBase:
         subscribe = feed is not None and self._delegate.subscribe(feed)
         if not self._began:
             self._began = os.getpid()
+            if self._began != self._made_by:  # a fork would share its loop's descriptors with this process
+                self._connection = self._open()
             self._connection.start()
         elif self._began != os.getpid():
             raise SetupError(f"host {self.source!r} was used before this process was forked: make one in each process")

@@ -80,6 +80,11 @@ class TurnLoop(asyncio.SelectorEventLoop):
         self.waits = False
         self.nearest = math.inf
         self.at_end: list[Callable[[], object]] | None = None
+        self._made_by = os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() == self._made_by:  # in a fork it would take its pipe out of the epoll that both have
+            super().__del__()
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         """Schedules as every loop does."""
