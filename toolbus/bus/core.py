@@ -7,7 +7,9 @@ works without it where this bus does not have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -32,6 +34,8 @@ from toolbus.common.stall import StallWatch
 from toolbus.errors import InvalidRequest
 from toolbus.protocol.limits import Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
+
+log = logging.getLogger("toolbus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,31 @@ class Room:
 
     def __init__(self, core: Core) -> None:
         self.core = core
+        self._repeating: list[asyncio.Task[None]] = []
+
+    def repeat(self, seconds: float, look: Callable[[], Awaitable[object] | None], what: str) -> None:
+        """Calls a function, first after so many seconds and then again and again until the room stops.
+
+        Args:
+            what: it does, for the log if it fails: it is called again all the same.
+        """
+
+        async def run() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                try:
+                    if (working := look()) is not None:
+                        await working
+                except Exception:
+                    log.exception("a fault of the bus while it %s", what)
+
+        self._repeating.append(asyncio.get_running_loop().create_task(run(), name=f"toolbus {type(self).__name__}"))
+
+    async def end_repeating(self) -> None:
+        """Ends what `repeat` began; called right before `stop`."""
+        for task in self._repeating:
+            task.cancel()
+        await asyncio.gather(*self._repeating, return_exceptions=True)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the methods, each with `llm_tool`, that operators may call as tools of source ``toolbus``."""

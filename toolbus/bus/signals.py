@@ -22,6 +22,14 @@ class Signals:
 
     Args:
         watch_seconds: how often watchers are notified at most.
+
+    Attributes:
+        on_change: listeners, called at once after every change of the catalog.
+        on_notify: called when watchers are to be notified.
+        on_source: called with each source whose health may have changed.
+        on_readiness: called when the bus begins or ceases to take calls.
+        on_keys: called when keys may have ended or changed, with whether the server's certificate did.
+        on_close: called when the bus stops, while its connections are still open.
     """
 
     def __init__(self, registry: Registry, view: CatalogView, records: CallRecords, watch_seconds: float) -> None:
@@ -33,12 +41,12 @@ class Signals:
         self._thread = 0  # the loop's, by its identity; 0 until started
         self._timer: asyncio.TimerHandle | None = None  # the next notification of watchers
         self._notified_at = 0.0  # when watchers were last notified, by the loop's clock
-        self._on_change: list[Callable[[], object]] = []
-        self._on_notify: list[Callable[[], object]] = []
-        self._on_source: list[Callable[[str], object]] = []
-        self._on_readiness: list[Callable[[], object]] = []
-        self._on_keys: list[Callable[[bool], object]] = []
-        self._on_close: list[Callable[[], object]] = []
+        self.on_change: list[Callable[[], object]] = []
+        self.on_notify: list[Callable[[], object]] = []
+        self.on_source: list[Callable[[str], object]] = []
+        self.on_readiness: list[Callable[[], object]] = []
+        self.on_keys: list[Callable[[bool], object]] = []
+        self.on_close: list[Callable[[], object]] = []
         self._watchers: set[asyncio.Event] = set()
         self._call_ended: asyncio.Event | None = None  # shared by all who wait for the next call; None: no one waits
         self.closed = False  # whether watchers are to end
@@ -47,30 +55,6 @@ class Signals:
     def watching(self) -> int:
         """How many watchers there are."""
         return len(self._watchers)
-
-    def on_change(self, listener: Callable[[], object]) -> None:
-        """Calls a listener at once after every change of the catalog."""
-        self._on_change.append(listener)
-
-    def on_notify(self, listener: Callable[[], object]) -> None:
-        """Calls a listener when watchers are to be notified."""
-        self._on_notify.append(listener)
-
-    def on_source(self, listener: Callable[[str], object]) -> None:
-        """Calls a listener with each source whose health may have changed."""
-        self._on_source.append(listener)
-
-    def on_readiness(self, listener: Callable[[], object]) -> None:
-        """Calls a listener when the bus begins or ceases to take calls."""
-        self._on_readiness.append(listener)
-
-    def on_keys(self, listener: Callable[[bool], object]) -> None:
-        """Calls a listener when keys may have ended or changed, with whether the server's certificate did."""
-        self._on_keys.append(listener)
-
-    def on_close(self, listener: Callable[[], object]) -> None:
-        """Calls a listener when the bus stops, while its connections are still open."""
-        self._on_close.append(listener)
 
     def start(self) -> None:
         """Belongs to the running loop from now on."""
@@ -84,18 +68,18 @@ class Signals:
             self._timer.cancel()
         for event in self._watchers:
             event.set()
-        for listener in self._on_close:
+        for listener in self.on_close:
             listener()
         self._wake_followers()
 
     def source_changed(self, source: str) -> None:
         """Notifies that the health of a source may have changed."""
-        for listener in self._on_source:
+        for listener in self.on_source:
             listener(source)
 
     def readiness_changed(self) -> None:
         """Notifies that the bus began or ceased to take calls."""
-        for listener in self._on_readiness:
+        for listener in self.on_readiness:
             listener()
         self._wake_followers()
 
@@ -119,7 +103,7 @@ class Signals:
         Args:
             server: whether the server's own certificate changed.
         """
-        for listener in self._on_keys:
+        for listener in self.on_keys:
             listener(server)
 
     def catalog_changed(self) -> None:
@@ -127,7 +111,7 @@ class Signals:
         if self._loop is not None and threading.get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self.catalog_changed)
             return
-        for listener in self._on_change:
+        for listener in self.on_change:
             listener()
         if self._loop is None or self._timer is not None or self.closed:
             return
@@ -138,7 +122,7 @@ class Signals:
         assert self._loop is not None  # the timer is of this loop
         self._timer = None
         self._notified_at = self._loop.time()
-        for listener in self._on_notify:
+        for listener in self.on_notify:
             listener()
         for event in self._watchers:
             event.set()

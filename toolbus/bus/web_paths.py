@@ -16,6 +16,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
 
 _API = "api/"
 
@@ -24,6 +25,14 @@ async def disconnected(receive: Receive) -> None:
     """Waits until the client of a request has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def respond(scope: Message, send: Send, status: int, body: bytes, headers: Headers) -> None:
+    """Sends a response; to HEAD without its body."""
+    if status != 304:
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
 @runtime_checkable

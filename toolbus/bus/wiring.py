@@ -161,7 +161,7 @@ class Bus(EmbeddedBus):
                 request_stop=self._stopped.set,
             ),
         )
-        signals.on_change(self.core.sessions.presence.catalog_changed)
+        signals.on_change.append(self.core.sessions.presence.catalog_changed)
         for room in all_rooms() if rooms is None else rooms:
             self.core.rooms.add(room(self.core))
         self._check_rooms()
@@ -236,6 +236,7 @@ class Bus(EmbeddedBus):
             self.core.program.store.open()  # first: it locks the data directory
             for room in self.core.rooms:
                 opened.push_async_callback(room.stop)
+                opened.push_async_callback(room.end_repeating)
                 await room.open()
             for room in self.core.rooms:
                 await room.start()

@@ -189,9 +189,9 @@ class SupervisedPlugin:
         on_report = command.on_report or (lambda line: None)
         ended = asyncio.Event()
         readers = [
-            asyncio.create_task(_read_lines(out[0], functools.partial(self._report_output, "stdout"), ended)),
-            asyncio.create_task(_read_lines(err[0], functools.partial(self._report_output, "stderr"), ended)),
-            asyncio.create_task(_read_lines(reports[0], lambda line: on_report(line.decode(errors="replace")), ended)),
+            asyncio.create_task(read_lines(out[0], functools.partial(self._report_output, "stdout"), ended)),
+            asyncio.create_task(read_lines(err[0], functools.partial(self._report_output, "stderr"), ended)),
+            asyncio.create_task(read_lines(reports[0], lambda line: on_report(line.decode(errors="replace")), ended)),
         ]
         stdin = command.stdin(reports[1]) if command.stdin is not None else None
         try:
@@ -276,7 +276,7 @@ def describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-async def _read_lines(pipe: int, on_line: Callable[[bytes], object], ended: asyncio.Event) -> None:
+async def read_lines(pipe: int, on_line: Callable[[bytes], object], ended: asyncio.Event) -> None:
     """Reads a pipe to its end, line by line.
 
     Args:

@@ -22,7 +22,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 def grants_of(core: Core) -> Grants:
     signals = Signals(core.registry, core.dispatcher.view, core.records, watch_seconds=0.02)
-    signals.on_change(core._changed)
+    signals.on_change.append(core._changed)
     return Grants(core.registry, core.policy, core.dispatcher.view, core.presence, signals, Audit())
 
 

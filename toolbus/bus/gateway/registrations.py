@@ -326,7 +326,6 @@ class Registrations:
         self._audit = core.audit
         self._review = core.sessions.presence.review
         self._adopt = core.catalog.roles.first_use
-        self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._restoring = False  # whether the probes of restored origins are not complete
         self._answers_saved_at = self._clock.now()  # when the times of the last answers were last persisted
 
@@ -363,10 +362,6 @@ class Registrations:
         self._restoring = False
         self._expire()
 
-    def start(self) -> None:
-        """Starts the housekeeping: probes of silent origins, and the expiry of those that never answer."""
-        self._housekeeping = asyncio.get_running_loop().create_task(self._keep_house(), name="toolbus callbacks")
-
     def serving(self, source: str) -> bool | None:
         """Returns whether a source's tools at any origin are offered; None where it has none with a callback URL."""
         origins = self._by_source.get(source)
@@ -379,8 +374,7 @@ class Registrations:
 
     async def stop(self) -> None:
         """Cancels all tasks, and persists the rest."""
-        tasks = [self._housekeeping, *(origin.probing for origin in self._origins.values())]
-        running = [task for task in tasks if task is not None]
+        running = [origin.probing for origin in self._origins.values() if origin.probing is not None]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -625,19 +619,15 @@ class Registrations:
             if origin.probing is not None:
                 origin.probing.cancel()
 
-    async def _keep_house(self) -> None:
-        while True:
-            try:
-                silent_since = self._clock.now() - self._timings.note_seconds
-                await self._callbacks.probe_once(
-                    [each for each in self._origins.values() if each.is_serving and each.answered_at < silent_since]
-                )
-                self._expire()
-                self._persist_answers()
-                self.persist()  # what the store could not write before
-            except Exception:
-                log.exception("a fault of the bus in the housekeeping of callback tools")
-            await asyncio.sleep(self._timings.note_seconds)
+    async def keep_house(self) -> None:
+        """Probes silent origins, drops those that never answer, and persists what the store could not write before."""
+        silent_since = self._clock.now() - self._timings.note_seconds
+        await self._callbacks.probe_once(
+            [each for each in self._origins.values() if each.is_serving and each.answered_at < silent_since]
+        )
+        self._expire()
+        self._persist_answers()
+        self.persist()
 
     def _expire(self) -> None:
         """Drops the tools of origins that did not answer for 30 days in which a bus ran."""

@@ -27,7 +27,7 @@ class CallbacksRoom(Room):
         super().__init__(core)
         self._store: RegistrationStore | None = None  # None: registrations end with the bus
         self._registrations: Registrations | None = None  # None until the first
-        core.signals.on_change(self._persist)
+        core.signals.on_change.append(self._persist)
 
     @property
     def registrations(self) -> Registrations:
@@ -36,7 +36,8 @@ class CallbacksRoom(Room):
             from toolbus.bus.gateway.registrations import Registrations
 
             self._registrations = Registrations(self.core, self._store)
-            self._registrations.start()
+            seconds = self.core.program.timings.note_seconds
+            self.repeat(seconds, self._registrations.keep_house, "kept the house of callback tools")
         return self._registrations
 
     def tools(self) -> Iterable[Callable[..., Any]]:

@@ -33,7 +33,7 @@ class GatewayRoom(Room):
         self._secure: HttpServer | None = None  # the same for HTTPS
         self._tls: TlsContext | None = None  # None where HTTPS is off, and until started
         self._remote: RemoteAccess | None = None  # None until started
-        core.signals.on_keys(self._keys_changed)
+        core.signals.on_keys.append(self._keys_changed)
 
     @property
     def address(self) -> str | None:

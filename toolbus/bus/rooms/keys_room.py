@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 
 from toolbus.bus.access.identity import Scopes
 from toolbus.bus.core import Core, Room
-from toolbus.bus.keys.keyring import Changed, Keyring, Renewer
+from toolbus.bus.keys.keyring import Changed, Renewer
 from toolbus.bus.keys.keys_file import FILE, KeyRecord
 from toolbus.common.text import list_names
-
-log = logging.getLogger("toolbus.keys")
 
 
 class KeysRoom(Room):
@@ -22,33 +19,23 @@ class KeysRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._scopes: Mapping[str, Scopes] = {} if core.sessions.keyring is None else core.sessions.keyring.identities
-        self._following: asyncio.Task[None] | None = None  # None without keys, and until started
         core.sessions.doorman.on_refresh(self._refreshed)
         core.calls.dispatcher.admission.follow_identities(core.sessions.doorman.current)
 
     async def start(self) -> None:
         """Begins to follow the files."""
         if self.core.sessions.keyring is not None:
-            self._following = asyncio.get_running_loop().create_task(
-                self._follow(self.core.sessions.keyring), name="toolbus keys"
-            )
+            self.repeat(self.core.program.timings.keys_seconds, self._read_again, "reloaded its keys")
 
     async def stop(self) -> None:
         """Stops following the files."""
-        if self._following is not None:
-            self._following.cancel()
         await self.core.sessions.doorman.close()
 
-    async def _follow(self, keyring: Keyring) -> None:
-        renewer = self.core.rooms.provider(Renewer)
-        while True:
-            await asyncio.sleep(self.core.program.timings.keys_seconds)
-            try:
-                if renewer is not None:
-                    await asyncio.to_thread(keyring.renew_if_due, renewer)
-                await self.core.sessions.doorman.refresh()
-            except Exception:
-                log.exception("a fault of the bus while it reloaded its keys")
+    async def _read_again(self) -> None:
+        keyring, renewer = self.core.sessions.keyring, self.core.rooms.provider(Renewer)
+        if keyring is not None and renewer is not None:
+            await asyncio.to_thread(keyring.renew_if_due, renewer)
+        await self.core.sessions.doorman.refresh()
 
     def _refreshed(self, changed: Changed) -> None:
         """Puts changes into force; called after every read of the files, since a key may also have expired."""

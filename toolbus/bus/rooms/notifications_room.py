@@ -33,7 +33,7 @@ class NotificationsRoom(Room):
         super().__init__(core)
         self._board = core.sessions.presence.notifications
         self._stored: dict[str, int] | None = None  # the numbers in the store; None before it is open
-        core.signals.on_change(self._store_numbers)
+        core.signals.on_change.append(self._store_numbers)
 
     async def open(self) -> None:
         """Lets the numbers go on after those of earlier runs."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,8 +14,6 @@ from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.listeners import Listeners, UntrustedService
 from toolbus.functions.tool_spec import llm_tool
 from toolbus.protocol.tool import MAX_LEVEL
-
-log = logging.getLogger("toolbus")
 
 
 class StreamsRoom(Room):
@@ -40,11 +36,10 @@ class StreamsRoom(Room):
         )
         how = {"reflection": core.config.grpc_reflection, "lane": core.config.lane}
         self.listeners = Listeners(service, untrusted, self.health, core.config.limits, doors, **how)
-        self._ticking: asyncio.Task[None] | None = None  # None until started
-        core.signals.on_source(self.health.source_changed)
-        core.signals.on_keys(lambda server: self.health.keys_changed())
-        core.signals.on_readiness(self._readiness_changed)
-        core.signals.on_notify(core.sessions.presence.watchers.notify)
+        core.signals.on_source.append(self.health.source_changed)
+        core.signals.on_keys.append(lambda server: self.health.keys_changed())
+        core.signals.on_readiness.append(self._readiness_changed)
+        core.signals.on_notify.append(core.sessions.presence.watchers.notify)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the tool that names the address for sandboxed tools."""
@@ -68,12 +63,10 @@ class StreamsRoom(Room):
             SetupError: an address is taken.
         """
         await self.listeners.start(self.core.config.grpc)
-        self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="toolbus tick")
+        self.repeat(self.core.program.timings.tick_seconds, self._tick, "checked heartbeats")
 
     async def stop(self) -> None:
         """Stops listening; sessions have ended before."""
-        if self._ticking is not None:
-            self._ticking.cancel()
         await self.listeners.stop()
 
     def serving(self, source: str) -> bool | None:
@@ -93,12 +86,6 @@ class StreamsRoom(Room):
         self.health.changed("")
         self.health.changed(SERVICE)
 
-    async def _tick(self) -> None:
-        presence = self.core.sessions.presence
-        while True:
-            await asyncio.sleep(self.core.program.timings.tick_seconds)
-            try:
-                presence.tick(time.monotonic())
-                presence.watchers.notify()  # again those who read too slowly the last time
-            except Exception:
-                log.exception("a fault of the bus while it checked heartbeats")
+    def _tick(self) -> None:
+        self.core.sessions.presence.tick(time.monotonic())
+        self.core.sessions.presence.watchers.notify()  # again those who read too slowly the last time

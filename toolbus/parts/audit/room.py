@@ -31,7 +31,6 @@ class AuditRoom(Room):
         self._calls: list[Row] = []  # not yet written
         # By identity, when its last such line was recorded, and how many calls were refused since.
         self._limited_calls = NewestCache[str, tuple[float, int]](MAX_LIMITED)
-        self._flushing: asyncio.Task[None] | None = None  # None: calls are not written
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the tool that shows the head of the audit."""
@@ -70,13 +69,11 @@ class AuditRoom(Room):
         self.core.calls.dispatcher.refused.watch(self._denied, self._limited)
         if settings.audit_calls:
             self.core.calls.records.pass_on(self._take)
-            self._flushing = asyncio.get_running_loop().create_task(self._flush_regularly(), name="toolbus audit")
+            self.repeat(CALLS_SECONDS, self._flush, "wrote calls into the audit")
 
     async def stop(self) -> None:
         """Writes the queued lines, and records that the bus stopped."""
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flush()
+        self._flush()
         if self._writer is not None:
             self.core.audit.record("stop")
             self.core.audit.close()
@@ -104,8 +101,3 @@ class AuditRoom(Room):
         if self._calls:
             calls, self._calls = self._calls, []
             self.core.audit.record_calls(calls, self.core.calls.records.began)
-
-    async def _flush_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(CALLS_SECONDS)
-            self._flush()

@@ -38,22 +38,21 @@ class BudgetsRoom(Room):
         presence.review.read = self.budgets.read
         timings = core.program.timings
         self._connections = QuietConnections(core.sessions.neighbours, 3 * timings.idle_heartbeat_seconds)
-        self._looks: asyncio.Task[None] | None = None
+        self._memory = FreeMemory()
+        self._logged = ""  # why connections could not be looked at, as it was logged last
 
     async def start(self) -> None:
         """Begins to look at connections and memory."""
-        self._looks = asyncio.create_task(self._look(), name="toolbus connections")
+        self.repeat(LOOK_SECONDS, self._look, "looked at connections and memory")
 
     async def _look(self) -> None:
-        memory, logged = FreeMemory(), ""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            try:
-                await asyncio.to_thread(self._connections.look)
-            except OSError as error:  # as without a free descriptor; it may look again later
-                if logged != (logged := str(error)):
-                    log.warning("connections cannot be looked at: %s", error)
-            await asyncio.to_thread(memory.release)
+        try:
+            await asyncio.to_thread(self._connections.look)
+        except OSError as error:  # as without a free descriptor; it may look again later
+            if self._logged != (logged := str(error)):
+                self._logged = logged
+                log.warning("connections cannot be looked at: %s", error)
+        await asyncio.to_thread(self._memory.release)
 
     def _own_calls(self) -> bool:
         """Tells whether a program of this machine, which is not guarded, has called lately."""
@@ -73,7 +72,5 @@ class BudgetsRoom(Room):
         yield "toolbus_connections_ended", "Connections without a session that were ended at a full port.", ended
 
     async def stop(self) -> None:
-        """Ends the looks, and the thread that reads declarations."""
-        if self._looks:
-            self._looks.cancel()
+        """Ends the thread that reads declarations."""
         self.budgets.close()

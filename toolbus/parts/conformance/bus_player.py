@@ -94,12 +94,12 @@ class RawClient:
             Mismatch: the bus does something else; the text names the first such step.
         """
         kinds: dict[str, Callable[[str, Any], Awaitable[None]]] = {
-            "send": self._send,
+            "send": lambda on, frame: self._stream(on).send(frame),
             "expect": self._expect,
             "expect_end": self._expect_end,
-            "half_close": self._half_close,
-            "headers": self._headers,
-            "break": self._break,
+            "half_close": lambda on, _: self._stream(on).half_close(),
+            "headers": lambda on, _: self._stream(on).headers(),
+            "break": lambda on, _: self._streams[on].close(),
             "rpc": self._rpc,
         }
         for number, step in enumerate(steps, 1):
@@ -121,9 +121,6 @@ class RawClient:
             self._streams[on] = RawStream(self._stub.Invoke())  # type: ignore[call-arg]  # stubs know only an iterator
         return self._streams[on]
 
-    async def _send(self, on: str, frame: dict[str, Any]) -> None:
-        await self._stream(on).send(frame)
-
     async def _expect(self, on: str, frame: dict[str, Any]) -> None:
         expectation = Expectation(frame)
         while expectation.missing:
@@ -134,15 +131,6 @@ class RawClient:
         if field != "end":
             raise Mismatch(f"came: {field} {ending}; expected: the end of the stream")
         check(expected, {"status": ending[0], "message": ending[1]}, self._bindings, "end")
-
-    async def _half_close(self, on: str, _: bool) -> None:
-        await self._stream(on).half_close()
-
-    async def _headers(self, on: str, _: bool) -> None:
-        await self._stream(on).headers()
-
-    async def _break(self, on: str, _: bool) -> None:
-        await self._streams[on].close()
 
     async def _rpc(self, _: str, step: dict[str, Any]) -> None:
         name = step["rpc"]

@@ -30,7 +30,7 @@ from toolbus.bus.gateway.http_connection import CONNECTION, peer_of
 from toolbus.bus.gateway.remote_access import BY_COOKIE
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.seal import BrokenSeal, Sealer
-from toolbus.bus.web_paths import Message, Receive, Send, disconnected
+from toolbus.bus.web_paths import Headers, Message, Receive, Send, disconnected, respond
 from toolbus.common.cancellation import wait_first
 from toolbus.common.version import VERSION
 from toolbus.errors import Unauthenticated
@@ -264,8 +264,6 @@ BUSY_RETRY_SECONDS = (10.0, 20.0)  # the same for one stream too many
 _BUSY = "there are as many consoles as the bus serves at the same time: it will be tried again"
 _SLOW = "the digests were not read as fast as they were made: the stream begins again"
 
-Headers = list[tuple[bytes, bytes]]
-
 _JSON = (b"content-type", b"application/json")
 _NO_STORE = (b"cache-control", b"no-store")
 _NO_REFERRER = (b"referrer-policy", b"no-referrer")
@@ -311,7 +309,7 @@ class ConsoleApp:
         elif path == STREAM_PATH:
             await self._stream(scope, receive, send)
         elif path == ME_PATH:
-            await _respond(scope, send, 200, orjson.dumps(self._me(scope[IDENTITY])), [_JSON, _NO_STORE])
+            await respond(scope, send, 200, orjson.dumps(self._me(scope[IDENTITY])), [_JSON, _NO_STORE])
         elif path == CODE_PATH:
             await self._code(scope, send)
         else:
@@ -327,7 +325,7 @@ class ConsoleApp:
         if scope["path"] == PAGE_PATH:  # so that relative references of the page work
             query = scope["query_string"]
             target = HOME.encode() + (b"?" + query if query else b"")
-            await _respond(scope, send, 307, b"", [(b"location", target), _NO_STORE, _NO_REFERRER])
+            await respond(scope, send, 307, b"", [(b"location", target), _NO_STORE, _NO_REFERRER])
             return
         if self._files is None:
             self._files = await asyncio.to_thread(PageFiles, self._folder)
@@ -340,9 +338,9 @@ class ConsoleApp:
         headers: Headers = [(b"etag", etag), (b"cache-control", cache.encode()), _NO_REFERRER]
         known = b",".join(value for name, value in scope["headers"] if name == b"if-none-match")
         if etag in {each.strip().removeprefix(b"W/") for each in known.split(b",")}:
-            await _respond(scope, send, 304, b"", headers)
+            await respond(scope, send, 304, b"", headers)
             return
-        await _respond(scope, send, 200, file.content, [(b"content-type", file.content_type.encode()), *headers])
+        await respond(scope, send, 200, file.content, [(b"content-type", file.content_type.encode()), *headers])
 
     # -- logging in over HTTPS ---------------------------------------------------------------------------------------
 
@@ -355,7 +353,7 @@ class ConsoleApp:
         else:
             code = self._logins.code_for(scope[IDENTITY])
             answer = orjson.dumps({"code": code, "seconds": CODE_SECONDS})
-            await _respond(scope, send, 200, answer, [_JSON, _NO_STORE])
+            await respond(scope, send, 200, answer, [_JSON, _NO_STORE])
 
     async def _login(self, scope: Message, receive: Receive, send: Send) -> None:
         """Exchanges a code for a cookie."""
@@ -379,7 +377,7 @@ class ConsoleApp:
         else:
             self._audit.record("login", Principal(identity=identity), target=PAGE_PATH, peer=peer_of(scope))
             headers = [_JSON, _NO_STORE, (b"set-cookie", cookie.encode())]
-            await _respond(scope, send, 200, orjson.dumps({"identity": identity.name}), headers)
+            await respond(scope, send, 200, orjson.dumps({"identity": identity.name}), headers)
 
     # -- for its scripts ---------------------------------------------------------------------------------------------
 
@@ -447,13 +445,5 @@ def _event(name: str, data: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
 
 
-async def _respond(scope: Message, send: Send, status: int, body: bytes, headers: Headers) -> None:
-    """Sends a response; to HEAD without its body."""
-    if status != 304:
-        headers = [*headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-
 async def _refuse(scope: Message, send: Send, status: int, detail: str, headers: Headers | None = None) -> None:
-    await _respond(scope, send, status, orjson.dumps({"detail": detail}), [_JSON, _NO_STORE, *(headers or ())])
+    await respond(scope, send, status, orjson.dumps({"detail": detail}), [_JSON, _NO_STORE, *(headers or ())])

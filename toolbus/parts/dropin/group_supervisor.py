@@ -6,6 +6,7 @@ It writes the reports of the processes into their `GroupProcess`. `ToolFolder` d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from toolbus.common.cancellation import wait_first
 from toolbus.common.text import list_names, parse_json, quote, shorten
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.parts.dropin.file_loader import is_script
@@ -298,9 +300,11 @@ class GroupSupervisor:
             except SetupError as error:
                 self.log(f"{', '.join(plan.group.files)}: {error}")
                 self.end(process)
-            await _wait_first(process.ready, source.plan_changed, seconds=self.timings.start_seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.timings.start_seconds):
+                    await wait_first(process.ready.wait(), source.plan_changed.wait())
         if process.offers:
-            await _wait_first(process.ready, source.plan_changed)
+            await wait_first(process.ready.wait(), source.plan_changed.wait())
         return process
 
     def refuse_slow(self, process: GroupProcess) -> None:
@@ -502,13 +506,3 @@ def refuse_stop(group: str) -> NoReturn:
 
 def _group_of(process: str) -> str:
     return process.rpartition("#")[0] or process
-
-
-async def _wait_first(*events: asyncio.Event, seconds: float | None = None) -> None:
-    """Waits for the first of several events, or until the time is over."""
-    tasks = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

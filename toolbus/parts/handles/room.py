@@ -78,7 +78,6 @@ class HandlesRoom(Room):
         folder = core.config.data_dir / "results" if core.config.data_dir is not None else None
         self._store = ResultStore(self._rules, folder)
         self._handles = Handles(self._rules, self._store, dispatcher, core.catalog.policy)
-        self._sweeping: asyncio.Task[None] | None = None  # None until started, and where nothing becomes a handle
         if self._rules.least:
             dispatcher.interceptors = (*dispatcher.interceptors, self._handles)
             dispatcher.arguments.expand = self._handles.expand
@@ -99,19 +98,16 @@ class HandlesRoom(Room):
         if self._rules.least:
             await asyncio.to_thread(self._store.open)
             features_of(self.core).add(Resources(self._store))
-            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="toolbus handles")
+            self.repeat(SWEEP_SECONDS, self._sweep, "dropped results whose time has passed")
 
     async def stop(self) -> None:
         """Writes what is in memory into the data directory."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        if self._rules.least:
             await self._store.close()
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            self._store.expire()
-            self._handles.sweep()
+    def _sweep(self) -> None:
+        self._store.expire()
+        self._handles.sweep()
 
     @llm_tool(
         description="Reads more of a large result. Use it when a tool answered with the beginning of a result and a "

@@ -1,13 +1,8 @@
-"""Serves the counts of the bus at ``/metrics``, and drops those of tools that left the catalog.
-
-Its code is loaded by the first request, so a bus that is not scraped does not pay for it.
-"""
+"""Serves the counts of the bus at ``/metrics``, and drops those of tools that left the catalog."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import logging
 import os
 import resource
 import time
@@ -19,9 +14,18 @@ from typing import Protocol, runtime_checkable
 from toolbus.bus.core import Core, Room
 from toolbus.bus.metrics.call_counts import CallCounts, Snapshot, outcome_of
 from toolbus.bus.operators.admin_tools import ATTACHED, STATES, handlers_of, state_of
-from toolbus.bus.web_paths import Message, Receive, Send
+from toolbus.bus.web_paths import Message, Receive, Send, respond
 from toolbus.common.version import VERSION
-from toolbus.parts.observability.exposition import BOUNDS, Durations, Exemplar, Family, Kind, Sample
+from toolbus.parts.observability.exposition import (
+    BOUNDS,
+    Durations,
+    Exemplar,
+    Family,
+    Kind,
+    Sample,
+    content_type_for,
+    write,
+)
 from toolbus.parts.observability.traces_room import TracesRoom
 
 MAX_SOURCES = 1_000  # with series of their own; the rest is `other`
@@ -203,8 +207,6 @@ def _process() -> Iterator[Family]:
     yield _gauge("process_max_fds", "How many file descriptors the bus may open.", max_fds)
 
 
-log = logging.getLogger("toolbus.metrics")
-
 PATH = "/metrics"
 FORGET_SECONDS = 5.0  # between two checks of some of the counted tools
 
@@ -214,8 +216,7 @@ class MetricsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._metrics: BusMetrics | None = None  # None until it is first needed
-        self._forgetting: asyncio.Task[None] | None = None  # None until started
+        self._metrics = BusMetrics(core, self._dropped_spans)
 
     async def open(self) -> None:
         config = self.core.config
@@ -225,12 +226,7 @@ class MetricsRoom(Room):
     async def start(self) -> None:
         """Begins to drop tools that left the catalog."""
         if self.core.config.metrics:
-            self._forgetting = asyncio.get_running_loop().create_task(self._forget(), name="toolbus metrics")
-
-    async def stop(self) -> None:
-        """Stops dropping tools."""
-        if self._forgetting is not None:
-            self._forgetting.cancel()
+            self.repeat(FORGET_SECONDS, self._forget, "looked for tools that left the catalog")
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Returns the metrics and their content type.
@@ -238,12 +234,6 @@ class MetricsRoom(Room):
         Args:
             accept: the header of that name; "" without one.
         """
-        from toolbus.parts.observability.exposition import content_type_for, write
-
-        if self._metrics is None:
-            from toolbus.parts.observability.metrics_room import BusMetrics
-
-            self._metrics = BusMetrics(self.core, self._dropped_spans)
         content_type = content_type_for(accept)
         return write(self._metrics.families(), content_type), content_type
 
@@ -251,42 +241,19 @@ class MetricsRoom(Room):
         traces = self.core.rooms.find(TracesRoom)
         return traces.dropped if traces is not None else 0
 
-    async def _forget(self) -> None:
-        while True:
-            await asyncio.sleep(FORGET_SECONDS)
-            try:
-                self.core.calls.metrics.forget(time.monotonic(), self.core.catalog.registry.has)
-            except Exception:
-                log.exception("a fault of the bus while it looked for tools that left the catalog")
+    def _forget(self) -> None:
+        self.core.calls.metrics.forget(time.monotonic(), self.core.catalog.registry.has)
 
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        common = [(b"cache-control", b"no-store"), (b"vary", b"Accept")]
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), *common]
         if scope["path"] != PATH:
-            await _respond(send, 404, f"there is nothing at this path: metrics are at {PATH}\n".encode())
-            return
-        if scope["method"] not in ("GET", "HEAD"):
-            await _respond(send, 405, f"{PATH} is read with GET\n".encode(), allow="GET, HEAD")
-            return
-        accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
-        body, content_type = self.exposition(accept)
-        await _respond(send, 200, body, content_type=content_type, is_head=scope["method"] == "HEAD")
-
-
-async def _respond(
-    send: Send,
-    status: int,
-    body: bytes,
-    *,
-    content_type: str = "text/plain; charset=utf-8",
-    allow: str = "",
-    is_head: bool = False,
-) -> None:
-    headers = [
-        (b"content-type", content_type.encode("latin-1")),
-        (b"content-length", str(len(body)).encode("ascii")),
-        (b"cache-control", b"no-store"),
-        (b"vary", b"Accept"),
-    ]
-    if allow:
-        headers.append((b"allow", allow.encode("ascii")))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if is_head else body})
+            text = f"there is nothing at this path: metrics are at {PATH}\n"
+            await respond(scope, send, 404, text.encode(), headers)
+        elif scope["method"] not in ("GET", "HEAD"):
+            text = f"{PATH} is read with GET\n"
+            await respond(scope, send, 405, text.encode(), [*headers, (b"allow", b"GET, HEAD")])
+        else:
+            accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
+            body, content_type = self.exposition(accept)
+            await respond(scope, send, 200, body, [(b"content-type", content_type.encode("latin-1")), *common])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.core import Core, Room
+from toolbus.bus.keys.private_files import Stamp, stamp_of
 from toolbus.common.text import clean_line
 from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import llm_tool, spec_of
@@ -28,12 +29,11 @@ class OverlaysRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._file = core.config.part(OverlaySettings).overlays
-        self._state: object = None  # of the file as it was read last; None where it cannot be read
+        self._state: Stamp = None  # of the file as it was read last; None where it cannot be read
         self._retired: set[str] = set()  # the names of retired tools that the bus offers
-        self._watching: asyncio.Task[None] | None = None  # None until started, and without a file
         self._overlays: Overlays | None = None  # None without a file
         if self._file is not None:
-            self._state = _state_of(self._file)
+            self._state = stamp_of(self._file)
             registry, dispatcher = core.catalog.registry, core.calls.dispatcher
             overlays = Overlays(read_overlay_file(self._file), registry, dispatcher, core.config.limits)
             registry.overlay, self._overlays = overlays.apply, overlays
@@ -47,13 +47,7 @@ class OverlaysRoom(Room):
         """Offers retired tools, and begins to look at the file."""
         if self._overlays is not None and self._file is not None:
             self._offer_retired(self._overlays)
-            watch = self._watch(self._overlays, self._file)
-            self._watching = asyncio.get_running_loop().create_task(watch, name="toolbus overlays")
-
-    async def stop(self) -> None:
-        """Ends the looks at the file."""
-        if self._watching is not None:
-            self._watching.cancel()
+            self.repeat(LOOK_SECONDS, partial(self._look, self._overlays, self._file), "looked at the overlays")
 
     def explain(self, entry: Entry) -> Iterator[tuple[str, bool | None, str]]:
         """Yields the step of a call that an overlay adds."""
@@ -61,14 +55,12 @@ class OverlaysRoom(Room):
         if explained:
             yield "overlay", None, f"the operator changes {explained}"
 
-    async def _watch(self, overlays: Overlays, file: Path) -> None:
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            state = _state_of(file)
-            if state != self._state:
-                self._state = state
-                self._read_again(overlays, file)
-            self._offer_retired(overlays)
+    def _look(self, overlays: Overlays, file: Path) -> None:
+        state = stamp_of(file)
+        if state != self._state:
+            self._state = state
+            self._read_again(overlays, file)
+        self._offer_retired(overlays)
 
     def _read_again(self, overlays: Overlays, file: Path) -> None:
         try:
@@ -106,11 +98,3 @@ def _answering(name: str, overlay: Overlay) -> Any:
     description = overlay.description or "This tool is retired; it says what to use instead."
     parameters = {"type": "object"}
     return llm_tool(name=name, description=description, parameters=parameters, read_only=True)(retired)
-
-
-def _state_of(file: Path) -> object:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino

@@ -24,7 +24,6 @@ from toolbus.parts.postgres.shared_store import SharedStore
 log = logging.getLogger("toolbus.storage")
 
 FOLDERS = ("mcp-tokens", "mcp-users")  # in the data directory: of mounts, and of users of mounts
-LOOK_SECONDS = 1.0  # between two looks at the files
 
 LOGINS = Kind(  # by the path of the file in the data directory: its content
     "logins", needed=False, without="have users log in at mounted servers again", synced=True, shared="settings"
@@ -45,18 +44,6 @@ class SharedLogins:
         self._store = store
         self._directory = directory
         self._guard = threading.Lock()  # of a comparison
-        self._loop = asyncio.get_running_loop()
-        self._comparing: asyncio.Task[None] | None = None  # None until started
-
-    def start(self) -> None:
-        """Compares files and database from now on."""
-        self._comparing = self._loop.create_task(self._compare_always(), name="toolbus logins")
-
-    async def close(self) -> None:
-        """Compares them a last time."""
-        if self._comparing is not None:
-            self._comparing.cancel()
-            await asyncio.to_thread(self.compare)
 
     @contextlib.asynccontextmanager
     async def exclusive(self, path: Path) -> AsyncIterator[None]:
@@ -113,14 +100,6 @@ class SharedLogins:
 
     def _name_of(self, path: Path) -> str:
         return path.relative_to(self._directory).as_posix()
-
-    async def _compare_always(self) -> None:
-        while True:
-            try:
-                await asyncio.to_thread(self.compare)
-            except (WriteFailed, SetupError) as error:
-                log.warning("logins are not shared: %s", error)
-            await asyncio.sleep(LOOK_SECONDS)
 
 
 def _digest(content: Any) -> str:

@@ -7,12 +7,14 @@ import logging
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.core import Core, Room
 from toolbus.bus.keys.keyring import Changed
 from toolbus.bus.storage.store import Kind, WriteFailed
+from toolbus.errors import SetupError
 from toolbus.parts.postgres.settings import StorageSettings
 
 if TYPE_CHECKING:  # their driver is loaded where a bus has a database, and needs the extra
@@ -22,7 +24,7 @@ if TYPE_CHECKING:  # their driver is loaded where a bus has a database, and need
 log = logging.getLogger("toolbus.storage")
 
 SOURCE = "toolbus.settings"  # under which health shows the database
-WATCH_SECONDS = 1.0  # between two looks whether it is away
+WATCH_SECONDS = 1.0  # between two looks whether it is away, and at the files of logins
 
 REVOKED = Kind(  # by the id of a key: its SHA-256, and the day since which it is revoked
     "revoked_keys",
@@ -40,7 +42,7 @@ class PostgresRoom(Room):
         super().__init__(core)
         shares = core.config.part(StorageSettings).storage is not None
         self._store = cast("SharedStore", core.program.store) if shares else None
-        self._watching: asyncio.Task[None] | None = None  # None without a database, and until started
+        self._was_away = False  # the database, at the last look
         self._refreshing: asyncio.Task[None] | None = None  # puts revoked keys into force
         self._logins: SharedLogins | None = None  # None without a database or a data directory, and until open
 
@@ -68,15 +70,13 @@ class PostgresRoom(Room):
     async def start(self) -> None:
         """Begins to watch the database."""
         if self._store is not None:
-            if self._logins is not None:
-                self._logins.start()
-            self._watching = asyncio.get_running_loop().create_task(self._watch(self._store), name="toolbus storage")
+            self.repeat(WATCH_SECONDS, partial(self._look, self._store), "looked at the database")
+        if self._logins is not None:
+            self.repeat(WATCH_SECONDS, partial(self._compare, self._logins), "compared logins")
 
     async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
         if self._logins is not None:
-            await self._logins.close()
+            await asyncio.to_thread(self._logins.compare)  # a last time
 
     # -- how old the settings are --------------------------------------------------------------------------------------
 
@@ -98,13 +98,16 @@ class PostgresRoom(Room):
         else:
             yield "shared settings", None, f"{age} from {database}{'' if database.hears else ', without notifications'}"
 
-    async def _watch(self, store: SharedStore) -> None:
-        away = ""
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            if bool(away) != bool(store.database.away):
-                self.core.signals.source_changed(SOURCE)
-            away = store.database.away
+    async def _compare(self, logins: SharedLogins) -> None:
+        try:
+            await asyncio.to_thread(logins.compare)
+        except (WriteFailed, SetupError) as error:
+            log.warning("logins are not shared: %s", error)
+
+    def _look(self, store: SharedStore) -> None:
+        before, self._was_away = self._was_away, bool(store.database.away)
+        if before != self._was_away:
+            self.core.signals.source_changed(SOURCE)
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 

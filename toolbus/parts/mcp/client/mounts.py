@@ -93,7 +93,7 @@ class Mounts:
         self._lifeline: Lifeline | None = None  # None before the first process
         self.output = MountOutput(lambda: self)
         self._changing = asyncio.Lock()
-        core.signals.on_source(self._source_changed)
+        core.signals.on_source.append(self._source_changed)
 
     def __repr__(self) -> str:
         return f"<Mounts {' '.join(map(repr, self._mounts.values()))}>"

@@ -12,22 +12,20 @@ import contextlib
 import os
 import secrets
 import signal
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.lifeline_program import kill_marked
-from toolbus.processes.supervisor import LINE_BYTES, PAUSE, SLICE_LINES, SLICE_SECONDS, describe_exit, signal_group
+from toolbus.processes.supervisor import describe_exit, read_lines, signal_group
 
 MARK_VARIABLE = "TOOLBUS_MOUNT"
 STOP_SECONDS = 2.0  # from the end of its input until SIGTERM, and from there until SIGKILL
 _REAP_SECONDS = 5.0  # for a killed process to end: one that hangs in the kernel may not
-_LAST_MOMENT_SECONDS = 0.2  # between the end of a process's output and its own end, on a busy machine too
+_LAST_MOMENT_SECONDS = 0.2  # between the ends of a process, of its output and of its log, on a busy machine too
 _READ_BYTES = 256 * 1024
-_STDIN, _STDOUT, _STDERR = 0, 1, 2
+_STDIN, _STDOUT = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,52 +41,6 @@ class ServerProgram:
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     directory: str | None = None
-
-
-class _LogLines:
-    """Passes on the lines of a log, in slices with pauses, so that an endless log does not block the loop.
-
-    Args:
-        on_line: takes each.
-    """
-
-    def __init__(self, on_line: Callable[[str], None]) -> None:
-        self._on_line = on_line
-        self._unfinished = b""  # of a line
-        self._lines: deque[bytes] = deque()  # those that are not passed on yet; the pipe is paused meanwhile
-        self._seconds = 0.0  # of work since the last pause
-
-    def take(self, data: bytes, pipe: asyncio.ReadTransport | None) -> None:
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        if len(self._unfinished) > LINE_BYTES:
-            lines, self._unfinished = [*lines, self._unfinished], b""
-        is_first = not self._lines
-        self._lines += lines
-        if is_first:
-            self._pass_on(pipe)
-
-    def end(self) -> None:
-        """Takes the end of the pipe: its last line may have no line end."""
-        if self._unfinished:
-            self.take(b"\n", None)
-
-    def _pass_on(self, pipe: asyncio.ReadTransport | None) -> None:
-        lines = self._lines
-        while lines and self._seconds <= SLICE_SECONDS:
-            began = time.perf_counter()
-            for _ in range(min(SLICE_LINES, len(lines))):
-                self._on_line(lines.popleft().decode(errors="replace").rstrip("\r"))
-            self._seconds += time.perf_counter() - began
-        if self._seconds > SLICE_SECONDS:
-            if pipe is not None:
-                pipe.pause_reading()
-            asyncio.get_running_loop().call_later(PAUSE * self._seconds, self._resume, pipe)
-
-    def _resume(self, pipe: asyncio.ReadTransport | None) -> None:
-        self._seconds = 0.0
-        if pipe is not None:
-            pipe.resume_reading()
-        self._pass_on(pipe)
 
 
 class ServerProcess(asyncio.SubprocessProtocol):
@@ -119,7 +71,8 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self._outbox: list[bytes] = []  # written in one piece at the end of this turn of the loop
         self._outbox_bytes = 0
         self._exited = asyncio.Event()
-        self._log = _LogLines(on_log)
+        self._on_log = on_log
+        self._logging: asyncio.Task[None] | None = None  # reads its standard error; None until started
         self._stopping: asyncio.Task[None] | None = None  # None until `stop`
         self._is_held = False  # whether its standard output is not read for now
         self.pid = 0  # 0 until started
@@ -136,17 +89,23 @@ class ServerProcess(asyncio.SubprocessProtocol):
         program = self._program
         name, _, value = self._mark.partition("=")
         self._lifeline.mark(self._mark)
+        reading, writing = os.pipe()
         try:
             await asyncio.get_running_loop().subprocess_exec(
                 lambda: self,
                 *program.arguments,
+                stderr=writing,
                 env={**program.environment, name: value},
                 cwd=program.directory,
                 start_new_session=True,
             )
         except BaseException:
+            os.close(reading)
             self._lifeline.unmark(self._mark)
             raise
+        finally:
+            os.close(writing)
+        self._logging = asyncio.create_task(read_lines(reading, self._take_log, self._exited))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Takes the pipes of the process that has just started."""
@@ -184,16 +143,14 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Passes output on."""
-        if fd == _STDOUT:
-            self._on_output(data)
-            return
-        self._log.take(data, self._transport.get_pipe_transport(_STDERR))
+        self._on_output(data)
+
+    def _take_log(self, line: bytes) -> None:
+        self._on_log(line.decode(errors="replace").rstrip("\r"))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         """Counts a process that closes its input or output as dead: it cannot answer any more."""
-        if fd == _STDERR:
-            self._log.end()
-        elif self._on_end is not None:
+        if self._on_end is not None:
             closed = f"closed its standard {'output' if fd == _STDOUT else 'input'}"
             if self._exit_code():
                 self._closed(closed)
@@ -251,6 +208,9 @@ class ServerProcess(asyncio.SubprocessProtocol):
         await asyncio.to_thread(kill_marked, self._mark)
         await self._exits_within(_REAP_SECONDS)
         self._transport.close()
+        if self._logging is not None:  # all that wrote there is dead
+            await asyncio.wait((self._logging,), timeout=_LAST_MOMENT_SECONDS)
+            self._logging.cancel()
         self._lifeline.remove(self.pid)
         self._lifeline.unmark(self._mark)
 

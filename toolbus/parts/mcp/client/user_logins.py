@@ -27,7 +27,7 @@ import msgspec
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Call
 from toolbus.bus.keys.private_files import make_directory
-from toolbus.bus.web_paths import Message, Receive, Send
+from toolbus.bus.web_paths import Message, Receive, Send, respond
 from toolbus.common.text import clean_line, quote
 from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.authorization import (
@@ -381,9 +381,7 @@ class UserLogins:
             cookie = f"{_COOKIE}-{pending.ticket}={pending.cookie}; Path={LOGIN_PATH}; HttpOnly; SameSite=Lax{secure}"
             headers += [(b"set-cookie", cookie.encode()), (b"location", pending.page.result().encode())]
             status, text = 302, ""
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        body = b"" if scope["method"] == "HEAD" else _HTML.format(text).encode()
-        await send({"type": "http.response.body", "body": body})
+        await respond(scope, send, status, _HTML.format(text).encode(), headers)
 
     async def _come_back(self, fields: Mapping[str, str], cookies: str) -> tuple[int, str]:
         """Takes the browser back from the authorization server. Returns the status and the text of the answer."""

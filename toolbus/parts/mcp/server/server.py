@@ -47,7 +47,7 @@ class Returning:
         self._names = names
         self._listings = listings
         self._changed = asyncio.Event()  # set and replaced at each change of the catalog
-        core.signals.on_change(self._wake)
+        core.signals.on_change.append(self._wake)
 
     def __repr__(self) -> str:
         return f"<Returning {self._names!r}>"
@@ -121,7 +121,7 @@ class McpServer:
         self.sessions = Sessions(self.sealer)
         self.subscriptions = Subscriptions(core, self.listings, self.features)
         self._clients: NewestCache[bytes, ClientCapabilities] = NewestCache(MAX_CLIENTS)
-        core.signals.on_close(self._end_listening)
+        core.signals.on_close.append(self._end_listening)
 
     @functools.cached_property
     def tasks(self) -> TaskManager:

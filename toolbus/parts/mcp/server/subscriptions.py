@@ -96,7 +96,7 @@ class Subscriptions:
         self._dirty: set[str] = set()  # the lists that may have changed
         self._all_features = features_of(core)
         self._end_features = self._all_features.on_change(self._changed)
-        core.signals.on_change(lambda: self._changed("tools"))
+        core.signals.on_change.append(lambda: self._changed("tools"))
 
     def __repr__(self) -> str:
         return f"<Subscriptions listeners={len(self._listeners)} resources={len(self._watched)}>"
