@@ -60,7 +60,14 @@ def book_plainly(ctx: ToolScope) -> Any:
     return {"day": day.content.get("day"), "action": day.action, "sure": sure.accepted}
 
 
-@pytest.mark.parametrize("function", [book, book_plainly])
+async def book_in_tasks(ctx: ToolScope) -> Any:
+    async with asyncio.TaskGroup() as tasks:
+        day = await tasks.create_task(ctx.elicit("Which day?", DAY))
+        sure = tasks.create_task(ctx.elicit(f"Book {day.content.get('day')}?"))
+    return {"day": day.content.get("day"), "action": day.action, "sure": sure.result().accepted}
+
+
+@pytest.mark.parametrize("function", [book, book_plainly, book_in_tasks])
 async def test_a_function_that_asks_twice_runs_three_times_and_gets_both_answers(function: Callable[..., Any]) -> None:
     tool, questions = Tool(function), []
 

@@ -270,11 +270,19 @@ def test_postponed_annotations_work() -> None:
 def annotated(city: str, scope: ToolScope) -> None: ...
 def optional(city: str, scope: ToolScope | None = None) -> None: ...
 def spelled(city: str, scope: "sdk.ToolScope") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def described(city: str, scope: Annotated[ToolScope, "of the call"]) -> None: ...
+def described_in_union(city: str, scope: Annotated[ToolScope, "of the call"] | None = None) -> None: ...
+def spelled_in_brackets(city: str, scope: "sdk.ToolScope | None" = None) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 def by_name(city: str, ctx) -> None: ...  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    ("function", "scope"), [(annotated, "scope"), (optional, "scope"), (spelled, "scope"), (by_name, "ctx")]
+    ("function", "scope"),
+    [
+        *((each, "scope") for each in (annotated, optional, spelled, described, described_in_union)),
+        (spelled_in_brackets, "scope"),
+        (by_name, "ctx"),
+    ],
 )
 def test_the_injected_parameter_is_no_argument(function: Callable[..., Any], scope: str) -> None:
     assert parameters_schema(function) == CITY

@@ -2,12 +2,16 @@
 
 import asyncio
 import concurrent.futures
+import datetime
 import math
+import re
 import threading
+import uuid
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import pydantic
 import pytest
 
 from tests.functions.runner_cases import Color, run, spec
@@ -83,6 +87,56 @@ async def test_hinted_arguments_are_converted_and_declared_ones_are_not() -> Non
     result = await run(tool, {"color": "blue"})
     assert result.error is not None
     assert result.error.message == "ValueError: argument 'color': 'blue' is not one of 'red'"
+
+
+class Trip(pydantic.BaseModel):
+    days: int
+
+    @pydantic.field_validator("days")
+    @classmethod
+    def _whole_weeks(cls, days: int) -> int:
+        if days % 7:
+            raise ValueError("choose whole weeks")
+        return days
+
+
+async def test_a_value_that_its_type_refuses_is_named_with_the_rule() -> None:
+    def tool(
+        trip: Trip = Trip(days=7),  # noqa: B008
+        day: datetime.date = datetime.date.min,
+        key: uuid.UUID = uuid.UUID(int=0),  # noqa: B008
+    ) -> None: ...
+
+    async def refused(arguments: dict[str, Any]) -> str:
+        error = (await run(tool, arguments)).error
+        assert error is not None
+        assert error.code is Code.INVALID_ARGUMENTS
+        return error.message
+
+    sentence = await refused({"trip": {"days": 3}})
+    assert re.fullmatch("ValidationError: argument 'trip': days: .*choose whole weeks", sentence)
+    sentence = await refused({"day": "2026-02-30"})
+    assert sentence.startswith("ValueError: argument 'day': '2026-02-30' is not a date (")
+    assert sentence.endswith("): write it as 2026-01-31")
+    assert (await refused({"key": "k-1"})).startswith("ValueError: argument 'key': 'k-1': ")
+
+
+async def test_an_error_of_several_tasks_names_each_of_them() -> None:
+    async def find(city: str) -> None:
+        raise LookupError(f"no city {city}")
+
+    async def tool(cities: list[str]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for city in cities:
+                tasks.create_task(find(city))
+
+    one = (await run(tool, {"cities": ["Osla"]})).error
+    assert one is not None
+    assert (one.reason, one.message) == ("LookupError", "LookupError: no city Osla")
+    two = (await run(tool, {"cities": ["Osla", "Romo"]})).error
+    assert two is not None
+    assert two.reason == "ExceptionGroup"
+    assert two.message.endswith(": LookupError: no city Osla; LookupError: no city Romo")
 
 
 async def test_the_scope_fills_the_parameter_that_asks_for_it() -> None:

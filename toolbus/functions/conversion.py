@@ -86,6 +86,16 @@ def _duration(text: str) -> datetime.timedelta:
         ) from None
 
 
+def _iso(kind: Any, example: str) -> Converter:
+    def read(text: str) -> Any:
+        try:
+            return kind.fromisoformat(text)
+        except ValueError as problem:
+            raise ValueError(f"{text!r:.80} is not a {kind.__name__} ({problem}): write it as {example}") from None
+
+    return read
+
+
 def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
@@ -109,9 +119,9 @@ def _decimal(value: Any) -> Any:
 
 
 _FROM_TEXT: dict[Any, Converter] = {
-    datetime.datetime: datetime.datetime.fromisoformat,
-    datetime.date: datetime.date.fromisoformat,
-    datetime.time: datetime.time.fromisoformat,
+    datetime.datetime: _iso(datetime.datetime, "2026-01-31T14:30:00+01:00"),
+    datetime.date: _iso(datetime.date, "2026-01-31"),
+    datetime.time: _iso(datetime.time, "14:30:00"),
     datetime.timedelta: _duration,
     uuid.UUID: uuid.UUID,
     pathlib.Path: pathlib.Path,

@@ -39,6 +39,7 @@ from toolbus.functions.type_hints import (
     resolved,
     special,
     tuple_items,
+    unwrapped,
     unwrapped_once,
 )
 from toolbus.protocol.json_schema import normal_form, properties_of
@@ -593,12 +594,12 @@ def _is_scope(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
     """Tells whether the SDK fills a parameter: annotated `ToolScope`, or called `ctx` and not annotated at all."""
     if parameter.annotation is inspect.Parameter.empty:
         return parameter.name == "ctx" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    hint = hints.get(parameter.name)
-    if hint is ToolScope or (typing.get_origin(hint) in UNIONS and ToolScope in typing.get_args(hint)):
+    hint = unwrapped(hints.get(parameter.name))
+    if hint is ToolScope or (typing.get_origin(hint) in UNIONS and ToolScope in map(unwrapped, typing.get_args(hint))):
         return True
-    # An annotation imported for type checkers only cannot be resolved; its last name is enough.
+    # An annotation imported for type checkers only cannot be resolved; the name in it is enough.
     spelled = parameter.annotation
-    return isinstance(spelled, str) and spelled.removesuffix(" | None").rpartition(".")[2] == ToolScope.__name__
+    return isinstance(spelled, str) and ToolScope.__name__ in re.findall(r"\w+", spelled)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -184,18 +184,13 @@ def _keywords(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolSco
     keys = keywords.keys()
     if not spec.required <= keys or (spec.names is not None and not keys <= spec.names):
         return _refused(scope, f"TypeError: {_misfit(spec, keywords)}", "TypeError")
-    for name, convert in spec.converters:
+    others = () if spec.rest is None else ((each, spec.rest) for each in keys - spec.declared)
+    for name, convert in (*spec.converters, *others) if others else spec.converters:
         if name in keywords:
             try:
                 keywords[name] = convert(keywords[name])
             except Exception as problem:
-                return _misconverted(scope, name, problem)
-    if spec.rest is not None:
-        for name in keys - spec.declared:
-            try:
-                keywords[name] = spec.rest(keywords[name])
-            except Exception as problem:
-                return _misconverted(scope, name, problem)
+                return _misconverted(scope, name, keywords[name], problem)
     for name, make in spec.defaults:
         if name not in keywords:
             keywords[name] = make()
@@ -204,9 +199,14 @@ def _keywords(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolSco
     return keywords
 
 
-def _misconverted(scope: ToolScope, name: str, problem: Exception) -> Result:
-    kind = type(problem).__name__
-    return _refused(scope, f"{kind}: argument {name!r}: {problem}", kind)
+def _misconverted(scope: ToolScope, name: str, value: Any, problem: Exception) -> Result:
+    kind, text = type(problem).__name__, str(problem)
+    if callable(errors := getattr(problem, "errors", None)) and kind == "ValidationError":  # pydantic's text has URLs
+        faults = errors(include_url=False, include_context=False, include_input=False)
+        text = "; ".join(": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in faults)
+    elif isinstance(value, str) and value[:80] not in text:
+        text = f"{value!r:.80}: {text}"
+    return _refused(scope, f"{kind}: argument {name!r}: {text}", kind)
 
 
 def _refused(scope: ToolScope, message: str, reason: str) -> Result:
@@ -336,7 +336,10 @@ def _tool_error(scope: ToolScope, error: Any, output: str, content: tuple[pb.Con
 
 
 def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
-    """Returns the result of a handler that raised."""
+    """Returns the result of a handler that raised; a group of one exception, or of questions, counts as the first."""
+    raised, leaves = problem, _leaves(problem)
+    if len(leaves) == 1 or all(isinstance(each, InputNeeded) for each in leaves):
+        problem = leaves[0]
     if isinstance(problem, InputNeeded):
         try:
             return problem.result(scope.call_id)
@@ -353,7 +356,7 @@ def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
         return Result(scope.call_id, "null", is_error=True, error=error)
     refuses = isinstance(problem, RequestError)  # the request is wrong, not the tool, and the text explains it
     level = logging.DEBUG if refuses else logging.WARNING
-    log.log(level, "tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=None if refuses else problem)
+    log.log(level, "tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=None if refuses else raised)
     return _error(scope, Code.TOOL, _sentence(problem), type(problem).__name__)
 
 
@@ -362,7 +365,15 @@ def _sentence(problem: BaseException) -> str:
         text = str(problem)
     except Exception:  # an exception whose own text raises
         text = ""
+    if isinstance(problem, BaseExceptionGroup):  # its text has only their number
+        text += f": {'; '.join(map(_sentence, _leaves(problem)))}"
     return _cut(f"{type(problem).__name__}: {text}" if text else type(problem).__name__)
+
+
+def _leaves(problem: BaseException) -> list[BaseException]:
+    """Returns the exceptions of a group, or any other exception itself."""
+    inside = problem.exceptions if isinstance(problem, BaseExceptionGroup) else ()
+    return [leaf for each in inside for leaf in _leaves(each)] or [problem]
 
 
 def _cut(text: str) -> str:

@@ -172,11 +172,13 @@ def test_a_tools_own_error_reaches_the_caller_as_data() -> None:
     core.answer(plugin, "null", is_error=True)
     core.call(host, "t", call_id="3")
     core.answer(plugin, "null", error=pb.CallError(message="boom", reason="ValueError"))
-    first, second, third = (error_of(host, call_id) for call_id in "123")
+    core.call(host, "t", call_id="4")
+    core.answer(plugin, '""', is_error=True)
+    first, second, third, fourth = (error_of(host, call_id) for call_id in "1234")
     assert first.code is second.code is third.code is Code.TOOL
     assert (first.stage, first.retry_safe) == (Stage.ACCEPTED, False)
     assert "no such city" in host.results["1"][0].text
-    assert second.message == "tool 't' failed and gave no reason"
+    assert second.message == fourth.message == "tool 't' failed and gave no reason"
     assert (third.message, third.reason) == ("boom", "ValueError")
 
 

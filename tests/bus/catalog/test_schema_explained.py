@@ -26,6 +26,16 @@ def test_an_explanation_names_path_value_and_rule() -> None:
     assert checker.explain({"city": "x", "a b": [1, 9]}).startswith('arguments["a b"][1]: 9 ')
 
 
+def test_an_explanation_names_all_allowed_values() -> None:
+    checker = compiled({"properties": {"a": {"enum": list("vwxyz")}, "b": {"anyOf": [{"enum": list("vwxyz")}]}}})
+    for name in "ab":
+        assert '"q" is not one of "v", "w", "x", "y", "z"' in checker.explain({name: "q"})
+    many = compiled({"properties": {"a": {"enum": [f"value-{each}" for each in range(10_000)]}}}).explain({"a": "q"})
+    assert len(many) < 400
+    assert '"value-0"' in many
+    assert '"value-9999" (rule /properties/a/enum)' in many
+
+
 def test_an_explanation_shows_five_faults_and_counts_the_rest() -> None:
     sentence = compiled({"additionalProperties": {"type": "string"}}).explain({str(i): i for i in range(12)})
     assert sentence.count("(rule /additionalProperties/type)") == 5

@@ -116,6 +116,12 @@ async def test_no_path_and_no_method_answers_a_foreign_client(bus: Bus, method: 
         assert answer.status == 403, (path, answer)
 
 
+async def test_probes_may_ask_with_head(bus: Bus) -> None:
+    for path in ("/healthz", "/readyz"):
+        answer = await ask(bus, request(f"HEAD {path}", HOST))
+        assert (answer.status, answer.body) == (200, b"")
+
+
 async def test_health_answers_with_any_headers_and_no_other_path_passes_as_health(bus: Bus) -> None:
     strange = ("Host: evil.example", "Origin: https://evil.example")
     answer = await ask(bus, request("GET /healthz", *strange))

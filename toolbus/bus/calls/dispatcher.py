@@ -369,7 +369,7 @@ def _complete(name: str, result: pb.ToolResult) -> None:
     error.retry_after_seconds = bounded_hint(error.retry_after_seconds)
     if not math.isfinite(error.limit.value):  # JSON has no such number: records with it could not be shown
         error.limit.value = 0.0
-    if not error.message and not result.output_json.strip("nul "):
+    if not error.message and not result.output_json.strip('nul "'):
         error.message = f"tool {name!r} failed and gave no reason"
 
 

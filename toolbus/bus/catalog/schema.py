@@ -953,11 +953,16 @@ def _place(error: jsonschema_rs.ValidationError, place: str) -> str:
 
 
 def _fault_text(error: jsonschema_rs.ValidationError, noun: str) -> str:
-    message = error.message
+    message = _message(error)
     if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Constant):  # the one message without the value
-        message = f"{show(error.instance)} is not what it must be: {message}"
-    place = _place(error, noun)
-    return f"{place}: {cut(message)} (rule {pointer(error.schema_path)[1:] or '/'}){_closest(error, noun)}"
+        message = cut(f"{show(error.instance)} is not what it must be: {message}")
+    return f"{_place(error, noun)}: {message} (rule {pointer(error.schema_path)[1:] or '/'}){_closest(error, noun)}"
+
+
+def _message(error: jsonschema_rs.ValidationError) -> str:
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Enum):  # the validator names two of them
+        return f"{show(error.instance)} is not one of {show(error.kind.options)[1:-1]}"
+    return cut(error.message)
 
 
 def _closest(error: jsonschema_rs.ValidationError, noun: str) -> str:
@@ -975,4 +980,4 @@ def _closest(error: jsonschema_rs.ValidationError, noun: str) -> str:
     values = [show(each.kind.expected_value) for *_, each in firsts if isinstance(each.kind, constant)]
     if isinstance(best.kind, constant) and len(values) > 1:
         return f", closest: {_place(best, noun)}: one of {cut(', '.join(values))} was expected"
-    return f", closest: {_place(best, noun)}: {cut(best.message)}"
+    return f", closest: {_place(best, noun)}: {_message(best)}"

@@ -171,11 +171,13 @@ def endpoints_of(homes: tuple[str, ...]) -> FastAPI:
         """Shows every endpoint with a form to try it."""
         return HTMLResponse(docs_page.html)
 
+    @app.head("/healthz", include_in_schema=False)  # some probes ask with HEAD
     @app.get("/healthz", tags=["health"])
     async def healthz() -> dict[str, str]:
         """Says that the process runs."""
         return {"status": "ok"}
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", tags=["health"], responses={503: {"description": "The bus is draining."}})
     async def readyz(request: Request) -> Response:
         """Says whether calls are taken."""
