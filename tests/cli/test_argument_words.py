@@ -88,6 +88,7 @@ def test_a_document_without_pairs_stays_as_it_is_written() -> None:
     [
         (("city",), "'city' is not KEY=VALUE"),
         (("=1",), "is not KEY=VALUE"),
+        (("city=Oslo", "days=1", "city=Rome"), "'city=Rome' sets city again: write a list as one value, city='[…]'"),
         (("{a}",), "is not JSON: "),
         (('{"a": NaN}',), "JSON has no NaN"),
         (("a=1", '{"b": 1}'), "before all pairs"),

@@ -177,7 +177,7 @@ class ArgumentWords:
     def read(cls, words: Sequence[str]) -> ArgumentWords:
         """Reads words; ends the command if they are not arguments."""
         first = words[0] if words and (words[0] == "-" or words[0].startswith(("{", "@"))) else ""
-        pairs = dict(read_pair(word, "argument") for word in words[1 if first else 0 :])
+        pairs = _pairs(words[1 if first else 0 :], "argument")
         return cls(_document(first) if first else "", pairs)
 
     def text(self, schema: Mapping[str, Any] | None = None) -> str:
@@ -267,18 +267,22 @@ def _target(reference: str, root: Mapping[str, Any]) -> Any:
     return part if reference.startswith("#") else None
 
 
-def read_pair(word: str, what: str) -> tuple[str, str]:
-    """Returns the key and the value of a word; ends the command if it is not KEY=VALUE.
+def _pairs(words: Sequence[str], what: str) -> dict[str, str]:
+    """Returns the values of words by their keys; ends the command if one is not KEY=VALUE, or repeats a key.
 
     Args:
-        what: the word is, for the error text.
+        what: the words are, for the error text.
     """
-    key, equals, value = word.partition("=")
-    if not key or not equals:
-        terminal.fail(
-            f"{what} {word!r} is not KEY=VALUE; a JSON object, @FILE or - comes before all pairs", terminal.USAGE
-        )
-    return key, value
+    pairs: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        why = "" if key and equals else "is not KEY=VALUE; a JSON object, @FILE or - comes before all pairs"
+        if key in pairs:
+            why = f"sets {key} again: write a list as one value, {key}='[…]'"
+        if why:
+            terminal.fail(f"{what} {word!r} {why}", terminal.USAGE)
+        pairs[key] = value
+    return pairs
 
 
 def _document(word: str) -> str:
@@ -380,11 +384,11 @@ def call(
 ) -> None:
     """Call a tool and print what it returns."""
     words = ArgumentWords.read(arguments or [])
-    pairs = [read_pair(word, "--context") for word in context or []]
+    pairs = _pairs(context or [], "--context")
     for option, key, value in (("--user", "user_id", user or None), ("--level", "level", level)):
-        if value is not None and key in dict(pairs):
+        if value is not None and key in pairs:
             terminal.fail(f"{option} and --context {key}=… set the same field: remove one", terminal.USAGE)
-        pairs += [(key, str(value))] if value is not None else []
+        pairs |= {key: str(value)} if value is not None else {}
     check_seconds("--timeout", timeout)
     check_seconds("--background-after", background_after)
     options: dict[str, Any] = {"timeout": timeout, "role": role, "background_after": background_after}
@@ -402,7 +406,7 @@ def call(
         show(result, as_json)
     else:
         terminal.print_lines(task_id)
-        owner = dict(pairs).get("user_id")
+        owner = pairs.get("user_id")
         await_command = f"toolbus tasks await {task_id}" + (f" --user {shlex.quote(owner)}" if owner else "")
         terminal.print_note(f"{name} continues as a task: get its result with `{await_command}`")
 
@@ -470,7 +474,7 @@ def operator(plan: Callable[..., Steps]) -> Callable[..., None]:
     return command
 
 
-def _context(pairs: Sequence[tuple[str, str]]) -> CallContext:
+def _context(pairs: Mapping[str, str]) -> CallContext:
     from toolbus.functions.call_context import CallContext
 
     attributes = dict(pairs)
