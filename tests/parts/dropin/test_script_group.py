@@ -78,6 +78,14 @@ async def test_a_file_that_fails_is_skipped_with_its_line_and_nothing_that_it_re
     assert list(reasons) == ["b.js", "c.js", "d.js", "e.js", "f.js"]
 
 
+def test_a_file_that_computes_without_end_takes_no_waiting_time_from_the_next_one(load: Load) -> None:
+    tool = 'llm_tool_register({name: "fine", def: {description: "d", parameters: {}}, execute: () => "fine"});'
+    loaded = load({"a.js": "while (true) {}", "b.js": tool}, wait_seconds=0.01)
+    assert [spec.tool.name for spec in loaded.specs] == ["fine"]
+    assert [problem.file for problem in loaded.problems] == ["a.js"]
+    assert loaded.problems[0].reason.startswith("the script computed for more than 0.25 s")
+
+
 async def test_a_helper_of_several_groups_offers_its_tool_in_one_of_them(tmp_path: Path) -> None:
     files = {"_a.js": registration("shared", ""), "b.js": registration("own", "")}
     write(tmp_path, files)

@@ -47,7 +47,6 @@ from toolbus.sdk.lent_model import MAX_TOKENS
 log = logging.getLogger("toolbus.dropin.script_group")
 
 RESTART_SECONDS = 0.5  # until another process has probably taken the place of one whose scope has ended
-_LOAD_SECONDS = 15.0  # for what a module waits for at its top level
 _MAX_REQUESTS = 8  # of an extension that are answered at once; others wait
 _MAX_LOGGED = 4000  # characters of one line of a script's log
 _WARNING, _DEBUG = 4, 7  # levels of a script's log, as syslog has them
@@ -63,6 +62,7 @@ class ScriptGroup:
         is_extension: whether the scope is that of one extension.
         grants: what an extension may use.
         ended: called when the scope has ended by itself, with the reason; on its thread.
+        wait_seconds: how long a module may wait at its top level; time in which the engine computes does not count.
 
     Raises:
         SetupError: QuickJS is not installed.
@@ -77,7 +77,9 @@ class ScriptGroup:
         grants: FileGrants = NO_GRANTS,
         limits: EngineLimits | None = None,
         ended: Callable[[str], object] = lambda reason: None,
+        wait_seconds: float = 15.0,
     ) -> None:
+        self._wait_seconds = wait_seconds
         self._folder = folder
         self._files = files
         self._is_extension = is_extension
@@ -140,10 +142,11 @@ class ScriptGroup:
         loaded = False
         try:
             with guard(file):
-                self._engine.load(self._text(file), module=self._is_extension).result(_LOAD_SECONDS)
+                self._wait(self._engine.load(self._text(file), module=self._is_extension))
             loaded = True
         except TimeoutError:
-            reason = f"still waits for something at its top level after {_LOAD_SECONDS:g} s: wait in a handler instead"
+            waited = f"{self._wait_seconds:g} s"
+            reason = f"still waits for something at its top level after {waited}: wait in a handler instead"
             self._problems.append(FileProblem(file, reason))
         except (ScriptError, SetupError) as error:
             self._problems.append(FileProblem(file, _reason(error)))
@@ -151,6 +154,16 @@ class ScriptGroup:
             self._engine.notify("end", {"keep": loaded})
         for post in posts if loaded else ():
             self._apply(file, post, offers=offers)
+
+    def _wait(self, loading: Future[Any]) -> None:
+        seconds = self._wait_seconds if self._is_extension else None  # a script cannot wait, and the engine ends it
+        while True:
+            try:
+                loading.result(seconds)
+                return
+            except TimeoutError:
+                if loading.done() or not self._engine.is_busy:
+                    raise
 
     def _text(self, file: str) -> str:
         path = self._folder / file

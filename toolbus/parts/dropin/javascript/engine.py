@@ -178,6 +178,11 @@ class Engine:
     def __repr__(self) -> str:
         return f"<Engine calls={len(self._calls)} timers={len(self._timers)} {self.end_reason or 'running'}>"
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn runs, or a message waits for one."""
+        return self._busy.is_set() or not self._inbox.empty()
+
     def install(self, file: str, *arguments: Any) -> None:
         """Runs a file of this package that makes globals; its function gets the host's side and these arguments."""
         code = (_HERE / file).read_text("utf-8")
