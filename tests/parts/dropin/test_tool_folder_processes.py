@@ -120,6 +120,20 @@ async def test_a_process_in_a_crash_loop_is_given_up_until_its_file_changes(tmp_
         await folder.wait_for_tools(("one", "1"))
 
 
+async def test_a_file_that_ends_its_process_while_it_is_loaded_is_left_out_and_the_others_are_offered(
+    tmp_path: Path,
+) -> None:
+    async with offered_folder(tmp_path, restarts=QUICK) as folder:
+        folder.write(a=tool("one", "1"), b="import os\nos._exit(3)\n", c=tool("three", "3"))
+        await folder.wait_for_report(r"tools output b\.py: is not loaded, since dropin#1 died 3 times within 30 s")
+        await folder.wait_for_tools(("one", "1"), ("three", "3"))
+        folder.write(b="import os\nos._exit(4)\n")  # what runs stays
+        await folder.wait_for_report("does not replace dropin#2, which keeps running")
+        assert await folder.call("three") == "3"
+        folder.write(b=tool("two", "2"))
+        await folder.wait_for_tools(("one", "1"), ("three", "3"), ("two", "2"))
+
+
 async def test_a_change_in_a_crash_loop_does_not_replace_the_running_process(tmp_path: Path) -> None:
     async with offered_folder(tmp_path, restarts=QUICK) as folder:
         folder.write(a=tool("one", "1"))

@@ -92,7 +92,8 @@ class GroupProcess:
         loading_file: the file that it loads now; empty if it loads none.
         timed_out_file: the file that took too long to load and so ended the process; empty if none did.
         timed_out_line: where in that file it was; empty if that is not known.
-        ended_scope: the file that ended the scope while it was loaded, with the reason; empty if none did.
+        ended_scope: the file that ended the scope, or again and again the process, while it was loaded, with the
+            reason; empty if none did.
         has_scope: False: scripts have ended their scope, so it refuses all calls until another process is there.
         last_report: when it last reported anything, by the loop's time; None while no process runs.
         has_heartbeat: whether it sends heartbeats; it does not while it loads.
@@ -419,6 +420,10 @@ class GroupSupervisor:
         if report.kind is not ReportKind.OUTPUT:
             process.last_report = asyncio.get_running_loop().time() if report.kind is ReportKind.STARTED else None
             process.has_heartbeat = False
+        if report.kind is ReportKind.STARTED:
+            process.loading_file = ""
+        elif report.kind is ReportKind.GIVEN_UP and self._is_one_of_several(process, process.loading_file):
+            process.ended_scope = {process.loading_file: f"is not loaded, since {process.name} {report.text}"}
         if died and (limit := limit_hit(process.plan.group, report.text)):
             self.log(f"{process.name} {limit}")
             self._set_fault(process, limit)
@@ -487,6 +492,11 @@ class GroupSupervisor:
             f"tool{line}"
         )
         return {process.timed_out_file: reason}
+
+    def _is_one_of_several(self, process: GroupProcess, file: str) -> bool:
+        """Tells whether a process can do without a file, and no earlier one still offers its tools."""
+        others = set(process.plan.group.files) - {file, *process.skipped}
+        return bool(file and others) and process.source.process in (None, process)
 
     def _set_fault(self, process: GroupProcess, text: str) -> None:
         """Notes for operators why a source has no process; the log has it already."""
