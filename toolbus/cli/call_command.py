@@ -90,13 +90,10 @@ def _prompt(name: str, field: Mapping[str, Any], is_required: bool) -> str:
     field = _plain(field)
     choices = _choices(field)
     about = [str(field["description"])] if field.get("description") else []
-    kind = field.get("type")
-    about += [_TYPES[kind]] if isinstance(kind, str) and kind in _TYPES else []
+    about += [_TYPES[kind]] if (kind := str(field.get("type"))) in _TYPES else []
     about += [f"one of {', '.join(choices)}"] if choices else []
-    if "default" in field:
-        about.append(f"Enter: {_shown(field['default'])}")
-    else:
-        about.append("Enter: decline" if is_required else "Enter: leave it out")
+    without = "decline" if is_required else "leave it out"
+    about.append(f"Enter: {_shown(field['default']) if 'default' in field else without}")
     return f"  {field.get('title') or name} ({'; '.join(about)}):"
 
 
@@ -268,11 +265,7 @@ def _target(reference: str, root: Mapping[str, Any]) -> Any:
 
 
 def _pairs(words: Sequence[str], what: str) -> dict[str, str]:
-    """Returns the values of words by their keys; ends the command if one is not KEY=VALUE, or repeats a key.
-
-    Args:
-        what: the words are, for the error text.
-    """
+    """Returns the values of words by their keys; ends the command if one is not KEY=VALUE, or repeats a key."""
     pairs: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -392,8 +385,11 @@ def call(
     check_seconds("--timeout", timeout)
     check_seconds("--background-after", background_after)
     options: dict[str, Any] = {"timeout": timeout, "role": role, "background_after": background_after}
+    owner = pairs.get("user_id")
     if pairs:
-        options["context"] = _context(pairs)
+        from toolbus.functions.call_context import CallContext
+
+        options["context"] = CallContext(pairs.pop("user_id", ""), pairs, traceparent=pairs.pop("traceparent", ""))
     if progress or (progress is None and not as_json and sys.stderr.isatty()):
         options["on_progress"] = show_progress
     if not as_json and sys.stdin.isatty() and sys.stderr.isatty():
@@ -406,7 +402,6 @@ def call(
         show(result, as_json)
     else:
         terminal.print_lines(task_id)
-        owner = pairs.get("user_id")
         await_command = f"toolbus tasks await {task_id}" + (f" --user {shlex.quote(owner)}" if owner else "")
         terminal.print_note(f"{name} continues as a task: get its result with `{await_command}`")
 
@@ -472,14 +467,6 @@ def operator(plan: Callable[..., Steps]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
-
-
-def _context(pairs: Mapping[str, str]) -> CallContext:
-    from toolbus.functions.call_context import CallContext
-
-    attributes = dict(pairs)
-    user_id, traceparent = attributes.pop("user_id", ""), attributes.pop("traceparent", "")
-    return CallContext(user_id=user_id, attributes=attributes, traceparent=traceparent)
 
 
 # -- the result --------------------------------------------------------------------------------------------------

@@ -585,9 +585,7 @@ def without_property(schema: Any, name: str) -> Any:
 
 def description_of(function: Callable[..., Any]) -> str:
     """Returns the first paragraph of a function's docstring, on one line."""
-    if isinstance(function, functools.partial):
-        function = function.func
-    return parse(inspect.getdoc(function)).summary
+    return parse(inspect.getdoc(function.func if isinstance(function, functools.partial) else function)).summary
 
 
 def _is_scope(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
@@ -598,8 +596,7 @@ def _is_scope(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
     if hint is ToolScope or (typing.get_origin(hint) in UNIONS and ToolScope in map(unwrapped, typing.get_args(hint))):
         return True
     # An annotation imported for type checkers only cannot be resolved; the name in it is enough.
-    spelled = parameter.annotation
-    return isinstance(spelled, str) and ToolScope.__name__ in re.findall(r"\w+", spelled)
+    return isinstance(parameter.annotation, str) and ToolScope.__name__ in re.findall(r"\w+", parameter.annotation)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -628,12 +625,10 @@ def _show_default(schema: dict[str, Any], hint: Any, default: Any) -> None:
             return
     if value is None and schema and not _takes_null(schema):
         # `name: str = None` is common and means that null is fine.
-        description = schema.pop("description", None)
+        described = {"description": schema.pop("description")} if "description" in schema else {}
         inner = dict(schema)
         schema.clear()
-        schema["anyOf"] = [inner, {"type": "null"}]
-        if description is not None:
-            schema["description"] = description
+        schema.update({"anyOf": [inner, {"type": "null"}], **described})
     schema["default"] = list(value) if isinstance(value, tuple) else value
 
 

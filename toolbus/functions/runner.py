@@ -23,6 +23,7 @@ Arguments that the function cannot take end in INVALID_ARGUMENTS before it runs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import logging
@@ -103,9 +104,8 @@ async def run_async(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: T
         if isinstance(keywords, Result):
             return keywords
         running = spec.handler(keywords) if spec.takes_dict else spec.handler(**keywords)
-        if spec.kind is HandlerKind.ASYNC:
-            return _finish(spec, scope, await running)
-        return _finish(spec, scope, await _drain_async(running, scope))
+        returned = await (running if spec.kind is HandlerKind.ASYNC else _drain_async(running, scope))
+        return _finish(spec, scope, returned)
     except GeneratorExit:
         raise
     except BaseException as problem:
@@ -248,13 +248,8 @@ def _drain(chunks: Generator[Any, Any, Any], scope: ToolScope) -> str:
 
 
 async def _drain_async(chunks: AsyncGenerator[Any, Any], scope: ToolScope) -> str:
-    texts: list[str] = []
-    try:
-        async for each in chunks:
-            texts.append(_chunk(each, scope))
-    finally:
-        await chunks.aclose()
-    return "".join(texts)
+    async with contextlib.aclosing(chunks):
+        return "".join([_chunk(each, scope) async for each in chunks])
 
 
 def _chunk(each: Any, scope: ToolScope) -> str:

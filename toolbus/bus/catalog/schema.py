@@ -953,15 +953,15 @@ def _place(error: jsonschema_rs.ValidationError, place: str) -> str:
 
 
 def _fault_text(error: jsonschema_rs.ValidationError, noun: str) -> str:
-    message = _message(error)
-    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Constant):  # the one message without the value
-        message = cut(f"{show(error.instance)} is not what it must be: {message}")
-    return f"{_place(error, noun)}: {message} (rule {pointer(error.schema_path)[1:] or '/'}){_closest(error, noun)}"
+    rule = pointer(error.schema_path)[1:] or "/"
+    return f"{_place(error, noun)}: {_message(error)} (rule {rule}){_closest(error, noun)}"
 
 
 def _message(error: jsonschema_rs.ValidationError) -> str:
     if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Enum):  # the validator names two of them
         return f"{show(error.instance)} is not one of {show(error.kind.options)[1:-1]}"
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Constant):  # the one message without the value
+        return cut(f"{show(error.instance)} is not what it must be: {error.message}")
     return cut(error.message)
 
 
