@@ -37,11 +37,11 @@ LINE_BYTES = 64 * 1024  # a longer line is passed on in pieces
 KILL_SECONDS = 5.0
 _OUTPUT_SECONDS = 1.0  # how long the output of a dead process is read: a child that left its group may hold the pipe
 _READ_BYTES = 64 * 1024
-# A plugin may print without end. Its output is passed on in slices. After each millisecond of that work there is a
-# pause of three, in which the plugin waits for its pipe and other tasks run.
-SLICE_LINES = 200
-SLICE_SECONDS = 0.001
-PAUSE = 3.0
+# A plugin may print without end. Its output is passed on in slices. After each half of a millisecond of that work there
+# is a pause of nine, in which the plugin waits for its pipe and other tasks run.
+SLICE_LINES = 20
+SLICE_SECONDS = 0.0005
+PAUSE = 9.0
 _GROUP_POLL_SECONDS = 0.05  # no event reports the end of the last process of a group
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some builds of Python do not start without
 _STARTER = Path(__file__).with_name("program_starter.py")

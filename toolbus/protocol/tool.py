@@ -329,10 +329,14 @@ class Tool:
 
     def __post_init__(self) -> None:
         faults = self._faults()
+        shown = quote(self.name)
+        parameters = _read_schema(shown, "parameters_json", self.parameters_json, faults)
+        if self.output_schema_json:
+            _read_schema(shown, "output_schema_json", self.output_schema_json, faults)
         if faults:
             raise InvalidTool(faults)
         try:
-            digest = _hash(self.name, self.description, self.parameters)
+            digest = _hash(self.name, self.description, parameters)
         except RecursionError:  # JSON that can just be parsed may be too deep to be written
             raise InvalidTool([f"tool {quote(self.name)}: parameters_json {_TOO_DEEP}"]) from None
         object.__setattr__(self, "schema_hash", digest)
@@ -365,8 +369,6 @@ class Tool:
                 f"tool {shown}: needs has {len(self.needs)} words, it may have {MAX_NEEDS} of 1 to {MAX_NEED} "
                 "characters, such as elicitation.form"
             )
-        for label in ("parameters_json", "output_schema_json") if self.output_schema_json else ("parameters_json",):
-            faults += _schema_faults(shown, label, getattr(self, label))
         return faults
 
     @property
@@ -669,23 +671,25 @@ def is_role(text: str) -> bool:
     return 0 < len(text) <= MAX_ROLE and text.isprintable() and text == text.strip()
 
 
-def _hash(name: str, description: str, parameters: Mapping[str, Any]) -> str:
+def _hash(name: str, description: str, parameters: object) -> str:
     """Returns a fingerprint of a declaration, independent of the order of keys, of white space and of restarts."""
     canonical = json.dumps([name, description, parameters], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _schema_faults(shown: str, label: str, text: str) -> list[str]:
-    """Returns why a text is not a schema, as a list of at most one."""
+def _read_schema(shown: str, label: str, text: str, faults: list[str]) -> object:
+    """Parses the text of a schema; adds to the faults why it is none."""
     try:
-        parsed = parse_json(text)
+        parsed: object = parse_json(text)
     except RecursionError:
-        return [f"tool {shown}: {label} {_TOO_DEEP}"]
+        faults.append(f"tool {shown}: {label} {_TOO_DEEP}")
     except ValueError as error:
-        return [f"tool {shown}: {label} is not JSON: {error}; give it the text of a JSON Schema"]
-    if isinstance(parsed, dict):
-        return []
-    return [f"tool {shown}: {label} is a JSON {_kind(parsed)}, it must be an object (a JSON Schema)"]
+        faults.append(f"tool {shown}: {label} is not JSON: {error}; give it the text of a JSON Schema")
+    else:
+        if isinstance(parsed, dict):
+            return parsed
+        faults.append(f"tool {shown}: {label} is a JSON {_kind(parsed)}, it must be an object (a JSON Schema)")
+    return None
 
 
 def _kind(value: object) -> str:

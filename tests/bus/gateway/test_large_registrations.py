@@ -11,7 +11,7 @@ import pytest
 
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.entry import CompiledTool
-from toolbus.bus.gateway import gateway_parts, registrations
+from toolbus.bus.gateway import gateway_parts, registrations, tool_routes
 from toolbus.bus.gateway.registrations import compile_by_rest
 from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import Tool
@@ -33,6 +33,11 @@ async def test_a_large_schema_is_compiled_on_a_thread(
         threads.append(threading.current_thread() is not threading.main_thread())
         return compile_by_rest(tool, limits)
 
+    def made(**fields: Any) -> Tool:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return Tool(**fields)
+
+    monkeypatch.setattr(tool_routes, "Tool", made)
     for module in (registrations, gateway_parts):
         monkeypatch.setattr(module, "compile_by_rest", compiled)
     async with (

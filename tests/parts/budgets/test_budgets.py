@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -20,14 +21,22 @@ from toolbus.bus.access.budgets import Declaring
 from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool, memory_of
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.callback import BYTE_SECONDS
-from toolbus.bus.gateway.callback_client import LARGE_BODY
+from toolbus.bus.gateway.callback_messages import LARGE_BODY
 from toolbus.bus.streams.catalog_messages import read_tool
+from toolbus.bus.streams.invoke_stream import PIECE_BYTES, PIECE_CALLS, first_calls
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, TEXT_BYTES
 from toolbus.errors import Code, InvalidTool
 from toolbus.parts.budgets import declarations
-from toolbus.parts.budgets.declarations import MAX_NODES, PART_TOOLS, PeerBudgets
+from toolbus.parts.budgets.declarations import (
+    IDLE_READ_SHARE,
+    MAX_NODES,
+    PART_TOOLS,
+    READ_BURST_SECONDS,
+    PeerBudgets,
+)
 from toolbus.parts.budgets.loop_share import LoopShare
 from toolbus.parts.tripwire import tripwire
 from toolbus.protocol.limits import KIB, MIB, Limits
@@ -373,14 +382,46 @@ async def test_what_is_long_is_searched_for_secrets_beside_the_loop(said: str, m
         assert threads - {own}
 
 
+async def test_what_is_compiled_for_one_account_takes_a_part_of_the_time_however_much_waits_at_once() -> None:
+    account, times = Account(), list[tuple[float, float]]()
+
+    def work() -> None:
+        began, worked = time.monotonic(), time.thread_time()
+        while time.thread_time() < worked + 2 * READ_BURST_SECONDS:
+            pass
+        times.append((began, time.monotonic()))
+
+    await asyncio.gather(*(account.budgets.compile("a", work) for _ in range(2)))
+    (_, ended), (began, _) = times
+    assert began - ended > 0.5 * READ_BURST_SECONDS / IDLE_READ_SHARE
+
+
+def test_a_message_with_many_or_large_calls_is_read_in_pieces() -> None:
+    for frame, sizes in (
+        (wire.InvokeRequest(calls=[pb.ToolCall() for _ in range(2 * PIECE_CALLS + 1)]), [PIECE_CALLS, PIECE_CALLS]),
+        (wire.InvokeRequest(calls=[pb.ToolCall(arguments_json="x" * PIECE_BYTES) for _ in range(3)]), [1, 1]),
+        (wire.InvokeRequest(calls=[pb.ToolCall()]), []),
+        (wire.InvokeRequest(), []),
+    ):
+        pieces = list(iter(lambda frame=frame: first_calls(frame), None))  # type: ignore[misc]
+        assert [len(each.calls) for each in pieces] == sizes
+        assert len(frame.calls) <= 1
+
+
 async def test_a_large_response_of_a_callback_is_read_at_the_pace_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    spent = list[tuple[str, float]]()
+    spent, threads, read = list[tuple[str, float]](), list[bool](), callback_messages.read_response
 
     async def spend(budgets: PeerBudgets, account: str, seconds: float) -> None:
         spent.append((account, seconds))
 
+    def note(status: int, body: bytes, charset: str, tool_name: str) -> pb.ToolResult:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return read(status, body, charset, tool_name)
+
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"output": "x" * sizes[0]})
+
+    monkeypatch.setattr(callback_messages, "read_response", note)
 
     monkeypatch.setattr(PeerBudgets, "spend", spend)
     sizes, server = [1_000], web.Application()
@@ -395,4 +436,5 @@ async def test_a_large_response_of_a_callback_is_read_at_the_pace_of_the_loop(mo
         sizes[0] = 4 * LARGE_BODY
         assert (await bus.call("tool")).unwrap() == "x" * sizes[0]
         assert sum(seconds for _, seconds in spent) >= 2 * LARGE_BODY * BYTE_SECONDS
+        assert threads == [False, True]
     await runner.cleanup()

@@ -76,8 +76,8 @@ async def test_work_that_fails_counts_and_its_error_is_the_peers() -> None:
 
     with pytest.raises(ValueError, match="wrong"):
         await time.share.run("a", fail)
-    await time.share.turn("b")
-    assert time.now == pytest.approx(100.0 + 1.0 / SHARE, abs=2 * BURST_SECONDS)
+    async with time.share.turn("b"):
+        assert time.now == pytest.approx(100.0 + 1.0 / SHARE, abs=2 * BURST_SECONDS)
 
 
 async def test_a_peer_that_gives_up_while_it_waits_keeps_no_other_waiting() -> None:
@@ -90,10 +90,21 @@ async def test_a_peer_that_gives_up_while_it_waits_keeps_no_other_waiting() -> N
     assert await asyncio.wait_for(time.share.run("b", lambda: "done"), 10) == "done"
 
 
+async def test_no_other_account_uses_the_loop_while_a_thread_works_for_one() -> None:
+    time = Time()
+    async with time.share.turn("a"):
+        other = asyncio.create_task(time.share.run("b", lambda: "done"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not other.done()
+    assert await asyncio.wait_for(other, 10) == "done"
+
+
 async def test_a_long_wait_is_logged_once_in_a_while_with_the_account(caplog: pytest.LogCaptureFixture) -> None:
     time = Time()
     for _ in range(3):
         time.share.spent(2 * LONG_SECONDS)
-        await time.share.turn("identity loud")
+        async with time.share.turn("identity loud"):
+            pass
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("identity loud waited")

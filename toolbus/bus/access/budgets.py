@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from toolbus.bus.access.identity import Principal
+from toolbus.common.beside_loop import run_beside_loop
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -46,6 +47,10 @@ class Budgets:
     async def beside(self, account: str, work: Callable[[], Answer]) -> Answer:
         """Does long work for an account that needs nothing of the loop."""
         return work()
+
+    async def compile(self, account: str, work: Callable[[], Answer]) -> Answer:
+        """Reads tools of an account, which takes long, beside the loop."""
+        return await run_beside_loop(work)
 
     async def judge(
         self, principal: Principal, calls: Mapping[str, Any], frame: wire.InvokeRequest, work: Callable[[], None]

@@ -283,6 +283,7 @@ def why_not_asked(name: str, result: pb.ToolResult, exchange: InputExchange | No
 #
 # An error replaces a result that the caller may not get. The short way for plain results is in `Dispatcher.results`.
 
+LARGE = 65_536  # characters of an output whose size is asked for without a copy
 NO_OUTPUT = 4  # characters of null: only what is no longer can be a result with questions
 OUTPUT_SCHEMA = "output_schema"  # `CallError.reason` where an output breaks the tool's own schema
 
@@ -342,7 +343,8 @@ def _replace(result: pb.ToolResult, error: CallError) -> int:
 
 def _too_large(call: Call, result: pb.ToolResult, limits: Limits) -> CallError | None:
     largest = min(limits.result_bytes, call.caller.max_item_bytes)
-    if result.ByteSize() <= largest or (size := _payload_bytes(result)) <= largest:
+    small = len(result.output_json) < LARGE and result.ByteSize() <= largest  # which writes all of it to count it
+    if small or (size := _payload_bytes(result)) <= largest:
         return None
     name = "result_bytes" if size > limits.result_bytes else "max_message_bytes"
     largest = limits.result_bytes if name == "result_bytes" else largest
@@ -354,7 +356,11 @@ def _payload_bytes(result: pb.ToolResult) -> int:
     """Returns the size of a result: all parts from the tool in UTF-8, without the frame around them."""
     error = result.error.ByteSize() if result.HasField("error") else 0
     texts = (result.output_json, result.input_requests_json, result.request_state)
-    return sum(len(text.encode()) for text in texts) + sum(block.ByteSize() for block in result.content) + error
+    return (
+        sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+        + sum(block.ByteSize() for block in result.content)
+        + error
+    )
 
 
 def _complete(name: str, result: pb.ToolResult) -> None:

@@ -226,17 +226,22 @@ class Callbacks:
     ) -> pb.ToolResult:
         """Reads a response (REST-42)."""
         limit = self._limits.callback_bytes
-        spend = self._presence.budgets.spend
+        spend, beside = self._presence.budgets.spend, self._presence.budgets.beside
         content = await client.read(response, limit, lambda size: spend(handler.source, size * BYTE_SECONDS))
         encoding = response.headers.get("Content-Encoding")
         if encoding and content:
             try:
-                content = callback_messages.decompress(content, encoding, limit)
+                inflate = functools.partial(callback_messages.decompress, content, encoding, limit)
+                large = len(content) > callback_messages.LARGE_COMPRESSED
+                content = await beside(handler.source, inflate) if large else inflate()
             except ValueError as error:
                 return _failure(Code.TOOL, f"tool {name!r} sent a response that {error}", Stage.ACCEPTED)
         if content is None:
             return _too_large(name, limit)
-        result = callback_messages.read_response(response.status, content, response.charset or "utf-8", name)
+        charset = response.charset or "utf-8"
+        read = functools.partial(callback_messages.read_response, response.status, content, charset, name)
+        large = len(content) > callback_messages.LARGE_BODY
+        result = await beside(handler.source, read) if large else read()
         self._note_answer(handler, response, result)
         return result
 

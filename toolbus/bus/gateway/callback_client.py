@@ -16,10 +16,10 @@ from yarl import URL
 from toolbus.bus.gateway import callback_proof
 from toolbus.bus.gateway.callback_faults import ConnectionBroke, ExchangeFault, NotConnected, NotHttp
 from toolbus.bus.gateway.callback_handler import CallbackHandler
+from toolbus.bus.gateway.callback_messages import LARGE_BODY
 from toolbus.bus.gateway.callback_request import CallbackRequest, CallbackResponse
 from toolbus.bus.outbound import open_session
 
-LARGE_BODY = 256 * 1024  # bytes that are read at any pace
 Pace = Callable[[int], Awaitable[None]]
 _OUT_OF_SOCKETS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL}  # this process's fault
 _FAULTS = (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError, asyncio.IncompleteReadError)

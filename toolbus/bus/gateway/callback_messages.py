@@ -25,6 +25,8 @@ from toolbus.functions.reply import pictures
 from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
+LARGE_BODY = 256 * 1024  # bytes of a response that are read at any pace, and on the loop
+LARGE_COMPRESSED = 4 * 1024  # the same of a compressed one: it may be a thousandth of what it expands to
 MAX_BODY_ECHO = 200  # characters of an error page that a model is shown (REST-42)
 MAX_REASON = 128  # a code or a class name; a longer text is a sentence, and stands in the message
 MAX_MESSAGE = 4096  # as for tools of an SDK: a model needs a sentence, not a dump

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,19 +12,16 @@ from fastapi import Request
 from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.catalog.changes import ChangeOutcome
-from toolbus.bus.catalog.entry import CompiledTool
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.registrations import Registrations, compile_by_rest
 from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.local import LocalCaller
-from toolbus.common.beside_loop import beside_loop
 from toolbus.errors import NotOffered
 from toolbus.protocol.tool import Tool
 
 SOURCE = "http"  # the source of calls over HTTP; of an identity with its name
 IDENTITY = "toolbus.identity"  # of an ASGI scope: who makes the request
-PAUSE = 9.0  # times what a large schema took to compile, before the next one
-LARGE = 8 * 1024  # characters of a schema that is compiled on a thread, since it would hold the loop
+LARGE = 8 * 1024  # bytes of a registration that is read on a thread, since it would hold the loop
 MANY = 2_000  # entries of the catalog
 SCOPE_KEY = "toolbus.parts"  # of an ASGI scope
 
@@ -68,7 +64,6 @@ class GatewayParts:
     own_url: CallbackUrl | None
     remote: RemoteAccess
     _caches: dict[Callable[[], Any], Any] = field(default_factory=dict, init=False, repr=False)
-    _compiling: asyncio.Lock = field(default_factory=asyncio.Lock, init=False, repr=False)  # one large schema at a time
 
     def cache(self, kind: Callable[[], T]) -> T:
         """Returns this bus's cache of a kind, empty at first."""
@@ -83,16 +78,25 @@ class GatewayParts:
         identity = principal.identity
         return LocalCaller(principal.source, self.core.calls.dispatcher, is_admin=is_admin, identity=identity)
 
-    async def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str) -> ChangeOutcome:
-        """Registers a tool with a callback URL: `Registrations.register`. A large one is compiled on a thread.
+    async def register(
+        self, source: str, read: Callable[[], Tool], size: int, target: CallbackUrl, secret: str
+    ) -> ChangeOutcome:
+        """Registers a tool with a callback URL: `Registrations.register`. A large one is read on a thread.
+
+        Args:
+            read: returns the tool.
+            size: of what is read, in bytes.
 
         Raises:
             NotOffered: the bus takes none.
         """
         if self.registrations is None:
             raise NotOffered("this bus takes no tools with a callback_url: register over gRPC, in a session")
-        large = len(tool.parameters_json) > LARGE or '"pattern' in tool.parameters_json
-        compiled = await self._compiled(tool) if large else None
+        limits, compiled = self.core.config.limits, None
+        if size > LARGE or '"pattern' in (tool := read()).parameters_json:
+            tool, compiled = await self.core.sessions.presence.budgets.compile(
+                source, lambda: (each := read(), compile_by_rest(each, limits))
+            )
         return self.registrations.register(source, tool, target, secret, compiled)
 
     async def read(self, read: Callable[[], T]) -> T:
@@ -100,19 +104,6 @@ class GatewayParts:
         if self.core.catalog.registry.size <= MANY:
             return read()
         return await asyncio.to_thread(read)
-
-    async def _compiled(self, tool: Tool) -> CompiledTool:
-        limits = self.core.config.limits
-
-        def compile_beside() -> tuple[CompiledTool, float]:
-            began = time.thread_time()
-            with beside_loop():
-                return compile_by_rest(tool, limits), time.thread_time() - began
-
-        async with self._compiling:  # one after the other, with pauses: the interpreter runs one thread at a time
-            compiled, seconds = await asyncio.to_thread(compile_beside)
-            await asyncio.sleep(PAUSE * seconds)
-        return compiled
 
     def persist(self) -> None:
         """Persists changes of the registrations.

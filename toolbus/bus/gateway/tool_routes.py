@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -64,11 +65,12 @@ def router() -> APIRouter:
     async def register(body: RegisterBody, request: Request) -> Response:
         """Offers a tool whose calls are posted to a URL of this machine; the same name is replaced."""
         parts = parts_of(request)
-        tool, target = _tool(body, parts.core.config.limits), parse_callback_url(body.callback_url)
+        target = parse_callback_url(body.callback_url)
         if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
             refuse_own_address(parts, "callback_url", target)
         try:
-            outcome = await parts.register(body.source, tool, target, body.callback_secret or "")
+            read, size = partial(_tool, body, parts.core.config.limits), len(await request.body())
+            outcome = await parts.register(body.source, read, size, target, body.callback_secret or "")
         except InvalidTool as error:  # only one whose arguments are to be validated
             raise _invalid("parameters", str(error), None) from None
         response: dict[str, Any] = {

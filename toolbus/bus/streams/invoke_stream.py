@@ -266,15 +266,19 @@ class Carrier(Protocol):
         """Notes that a frame waits or that the stream has ended; it then calls `next_frame` soon, not at once."""
 
 
-PIECE_BYTES = 1 << 17  # of the calls of a large message that are read in one turn of a peer with budgets
+PIECE_BYTES, PIECE_CALLS = 1 << 17, 32  # of a large message that are read in one turn of a peer with budgets: 1 ms
+PIECE_SECONDS = 0.0001  # that gRPC took to read a piece, about
 
 
-def _first_calls(frame: wire.InvokeRequest) -> wire.InvokeRequest:
-    """Takes the first calls out of a message."""
-    count = size = 0
-    while count < len(frame.calls) - 1 and size < PIECE_BYTES:
-        size += frame.calls[count].ByteSize()
-        count += 1
+def first_calls(frame: wire.InvokeRequest) -> wire.InvokeRequest | None:
+    """Takes the first calls out of a message, if they are large; asks for the size of each once, which copies it."""
+    size = 0
+    for count in range(len(frame.calls) - 1):
+        if (size := size + frame.calls[count].ByteSize()) >= PIECE_BYTES or count + 1 == PIECE_CALLS:
+            break
+    else:
+        return None
+    count += 1
     piece = wire.InvokeRequest(calls=frame.calls[:count])
     del frame.calls[:count]
     return piece
@@ -354,8 +358,8 @@ class InvokeStream:
         if (frame.results or frame.progress) and frame.ByteSize() > LONG_BYTES:
             work = await budgets.judge(principal, self._peer.pending, frame, work)
         if not frame.HasField("attach"):
-            while 1 < len(frame.calls) <= MAX_ITEMS and frame.ByteSize() > PIECE_BYTES:
-                piece = _first_calls(frame)
+            while len(frame.calls) <= MAX_ITEMS and (piece := first_calls(frame)):
+                await budgets.spend(principal.account, PIECE_SECONDS)
                 await budgets.run(principal.account, partial(self.receive, piece))
             await budgets.run(principal.account, work)
             return

@@ -38,7 +38,7 @@ PART_TOOLS = 40  # of one request that are judged and offered before it is the t
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 # Of the time, for the tools of one account while own programs call, and else; at once, after a rest. The thread and the
 # loop take turns with the interpreter, so that calls take several times as long meanwhile.
-READ_SHARE, IDLE_READ_SHARE, READ_BURST_SECONDS = 0.02, 0.2, 0.1
+READ_SHARE, IDLE_READ_SHARE, READ_BURST_SECONDS = 0.01, 0.2, 0.1
 Read = CompiledTool | InvalidTool
 
 
@@ -79,6 +79,7 @@ class PeerBudgets(Budgets):
         self._sources: dict[str, set[str]] = {}  # by account, those that have tools
         self._held: dict[str, int] = {}  # what they counted when it was last summed up
         self._declaring: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one request of an account
+        self._compiling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one piece of an account
         self._due: NewestCache[str, float] = NewestCache(MAX_ACCOUNTS)  # when more tools of an account may be read
         self._thread = ThreadPoolExecutor(1, "toolbus declarations")
         self._read: dict[bytes, Read] = {}  # what the thread has read of the request that is being judged
@@ -95,6 +96,16 @@ class PeerBudgets(Budgets):
         """Does long work on the thread, when it is the turn of an account."""
         return (await self._timed(account, work))[0]
 
+    async def compile(self, account: str, work: Callable[[], Answer]) -> Answer:
+        """Does the same in a part of the time."""
+        async with self._compiling.setdefault(account, asyncio.Lock()):
+            await self._rest(account)
+            answer, seconds = await self._timed(account, work)
+            share = READ_SHARE if self.share.is_busy else IDLE_READ_SHARE
+            rested = time.monotonic() - READ_BURST_SECONDS / share
+            self._due[account] = max(self._due.get(account, 0.0), rested) + seconds / share
+            return answer
+
     async def _timed(self, account: str, work: Callable[[], Answer]) -> tuple[Answer, float]:
         """Does the same, and returns how long it took."""
         seconds = 0.0
@@ -108,12 +119,11 @@ class PeerBudgets(Budgets):
             finally:
                 seconds = time.thread_time() - began
 
-        await self.share.turn(account)
-        try:
-            answer = await asyncio.get_running_loop().run_in_executor(self._thread, run)
-        finally:
-            self.share.spent(seconds)
-        return answer, seconds
+        async with self.share.turn(account):
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, run), seconds
+            finally:
+                self.share.spent(seconds)
 
     async def judge(
         self, principal: Principal, calls: Mapping[str, Any], frame: wire.InvokeRequest, work: Callable[[], None]
@@ -146,8 +156,8 @@ class PeerBudgets(Budgets):
 
     async def spend(self, account: str, seconds: float) -> None:
         """Waits for the turn of an account, for work that takes about so long."""
-        await self.share.turn(account)
-        self.share.spent(seconds)
+        async with self.share.turn(account):
+            self.share.spent(seconds)
 
     async def declare(self, declaring: Declaring, work: Callable[[], Answer]) -> Answer:
         """Reads declared tools on a thread, then works."""
@@ -193,13 +203,8 @@ class PeerBudgets(Budgets):
         read: dict[bytes, Read] = {}
         room = await self.run(declaring.account, partial(self._room, declaring))
         for chunk in _chunks(declaring.tools):
-            await self._rest(declaring.account)
             reading = partial(self._read_all, declaring, chunk, room)
-            items, seconds = await self._timed(declaring.account, reading)
-            read.update(items)
-            share = READ_SHARE if self.share.is_busy else IDLE_READ_SHARE
-            rested = time.monotonic() - READ_BURST_SECONDS / share
-            self._due[declaring.account] = max(self._due.get(declaring.account, 0.0), rested) + seconds / share
+            read.update(await self.compile(declaring.account, reading))
         return read
 
     async def _rest(self, account: str) -> None:

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -20,9 +21,9 @@ from toolbus.common.newest import NewestCache
 log = logging.getLogger("toolbus.budgets")
 
 Answer = TypeVar("Answer")
-SHARE = 0.3  # of the loop, while own programs call
+SHARE = 0.2  # of the loop, while own programs call
 LOOK_SECONDS = 0.25  # between two looks whether they do
-BURST_SECONDS = 0.003  # of work that is done without a pause after a rest
+BURST_SECONDS = 0.001  # of work that is done without a pause after a rest
 MAX_ACCOUNTS = 1_000  # whose waits are counted
 LOGGED_SECONDS = 60.0  # between two lines about one account
 LONG_SECONDS = 1.0  # a wait that is logged
@@ -67,9 +68,7 @@ class LoopShare:
 
     async def run(self, account: str, work: Callable[[], Answer]) -> Answer:
         """Works for an account when it is its turn."""
-        async with self._accounts.setdefault(account, asyncio.Lock()), self._turn:
-            if self._free_at > self._clock():
-                await self._wait(account)
+        async with self.turn(account):
             began = self._worked()
             try:
                 answer = work()
@@ -78,11 +77,17 @@ class LoopShare:
             finally:
                 self.spent(self._worked() - began)
 
-    async def turn(self, account: str) -> None:
-        """Waits for the turn of an account."""
+    @asynccontextmanager
+    async def turn(self, account: str) -> AsyncIterator[None]:
+        """Waits for the turn of an account; nobody else has one meanwhile.
+
+        A thread that works beside the loop takes half of the interpreter's time: with the work of others the loop would
+        have more to do than the other half.
+        """
         async with self._accounts.setdefault(account, asyncio.Lock()), self._turn:
             if self._free_at > self._clock():
                 await self._wait(account)
+            yield
 
     def spent(self, seconds: float) -> None:
         """Counts work that has just been done."""

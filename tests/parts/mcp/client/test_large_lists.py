@@ -14,6 +14,7 @@ from tests.parts.mcp.client.mount_cases import QUICK, House
 from tests.parts.mcp.client.test_transport import Inbox
 from tests.support.waiting import until
 from toolbus.bus import Bus, Config
+from toolbus.parts.mcp.client import offer
 from toolbus.parts.mcp.client.mount import MountTimings
 from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.parts.mcp.client.transport import PAUSE, SLICE_SECONDS, StdioTransport
@@ -51,6 +52,29 @@ async def test_tools_that_would_take_too_much_memory_are_named_and_the_others_of
     assert {"first", "wide0", "last"} <= offered
     assert {each.name for each in mount.offer.declared.left} == {each["name"] for each in tools} - offered
     assert f"declared_bytes_per_source = {ROOM}" in mount.offer.why_degraded
+
+
+async def test_tools_of_a_list_are_compiled_in_a_part_of_the_time_and_without_room_not_at_all(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, accounts, compile_one = list[str](), list[str](), offer._compile
+    budgets = house.bus.core.sessions.presence.budgets
+    beside = budgets.compile
+
+    def note(entry: Any, declaration: Any, name: str, limits: Limits) -> Any:
+        compiled.append(name)
+        return compile_one(entry, declaration, name, limits)
+
+    async def count(account: str, work: Any) -> Any:
+        accounts.append(account)
+        return await beside(account, work)
+
+    monkeypatch.setattr(offer, "_compile", note)
+    monkeypatch.setattr(budgets, "compile", count)
+    tools = [*(wide(f"wide{number}", 1000) for number in range(4)), wide("last", 1)]
+    await house.live(write(tmp_path / "tools", *tools))
+    assert {*compiled} == {name.removeprefix("small:") for name in house.names()} < {each["name"] for each in tools}
+    assert accounts == ["mount small"] * len(tools)
 
 
 async def test_a_tool_that_has_not_changed_is_not_read_again(house: House, tmp_path: Path) -> None:

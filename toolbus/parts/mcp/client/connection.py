@@ -684,8 +684,9 @@ async def _read_pages(connection: McpConnection, method: str, key: str) -> tuple
         content = page.get(key)
         content = content if isinstance(content, list) else []
         # Two entries of one page that share a name are told apart later: only pages repeat each other.
-        news = [each for each in content if _name_of(each) not in names]
-        names.update(map(_name_of, news))
+        named = [(_name_of(each), each) for each in content]
+        news = [each for name, each in named if name not in names]
+        names.update(name for name, _ in named)
         entries += news
         repeated += len(content) - len(news)
         empty_pages = 0 if content else empty_pages + 1

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,8 +29,7 @@ from toolbus.bus.catalog.schema import compile_output_schema, compile_schema
 from toolbus.bus.core import Core
 from toolbus.bus.storage.database import checksum_of, time_bytes
 from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, earlier_database
-from toolbus.common.beside_loop import beside_loop
-from toolbus.common.text import clean_line, dump_json, list_names, mark_unsafe, quote
+from toolbus.common.text import clean_line, dump_json, list_names, mark_unsafe, quote, repair_utf8
 from toolbus.errors import InvalidTool
 from toolbus.functions.tool_spec import cut_description
 from toolbus.parts.mcp.client.calls import MountHandler
@@ -45,6 +45,7 @@ from toolbus.parts.pins.pins import Fingerprints, earlier_fingerprints, tool_sub
 from toolbus.protocol.json_schema import SchemaFault
 from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import MAX_NAME, NAME, Tool
+from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.mounts")
 
@@ -147,7 +148,8 @@ class MountOffer:
         What a server lists may take seconds to compile, and many times its size in memory.
         """
         limits = self._core.config.limits
-        limit, held, spent = limits.declared_bytes_per_source, 0, 0.0
+        limit, held = limits.declared_bytes_per_source, 0
+        compile_beside = self._core.sessions.presence.budgets.compile
         why = f"the tools before it take what declared_bytes_per_source = {limit} allows: choose some with allow"
         read: dict[bytes, ReadTool] = {}
         beyond: list[Left] = []
@@ -157,7 +159,8 @@ class MountOffer:
             if isinstance(tool, msgspec.Raw) and held + len(bytes(tool)) > limit:
                 beyond.append(Left(str(name_of_written(tool)), why))
                 continue
-            each, seconds = await asyncio.to_thread(_read_tool, self._entry, tool, limits, self._tools)
+            reading = partial(_read_tool, self._entry, tool, limits, self._tools, limit - held)
+            each = await compile_beside(f"mount {self._entry.name}", reading)
             if not isinstance(each, ReadTool):
                 fit.append(each)
                 continue
@@ -167,9 +170,6 @@ class MountOffer:
             held += each.size
             read[each.digest] = each
             fit.append(each.declaration)
-            spent += seconds
-            if spent > READ_BURST_SECONDS:
-                await asyncio.sleep(seconds / READ_SHARE)
         self._tools, self._beyond = read, tuple(beyond)
         return fit
 
@@ -324,7 +324,6 @@ def _read_peer(written: Mapping[str, Any]) -> ServerInfo | None:
 # -- declarations as tools of the bus ----------------------------------------------------------------------------------
 
 MAX_TOOLS = 10_000  # of one mount
-READ_SHARE, READ_BURST_SECONDS = 0.05, 0.25  # of the time for the tools of one mount; at once
 _HASH_DIGITS = 8  # in a name that replaces the server's
 _READ_BY_MODELS = ("title", "description")
 _NAMING = ("name", "uri", "uriTemplate")  # fields that name a declaration, of any kind
@@ -440,37 +439,46 @@ class ReadTool:
 
 
 def _read_tool(
-    entry: MountEntry, tool: Any, limits: Limits, before: Mapping[bytes, ReadTool]
-) -> tuple[ReadTool | Any, float]:
-    """Reads a tool, or returns the same one as before; what is no object stays as it is. And how long that took."""
-    began = time.thread_time()
-    with beside_loop():
-        declaration = tool
-        if isinstance(tool, msgspec.Raw):
-            try:
-                declaration = msgspec.json.decode(tool)
-            except (msgspec.DecodeError, RecursionError) as fault:
-                declaration = f"{bytes(tool)[:100]!r}, which cannot be read: {fault}"
-        if not isinstance(declaration, dict):
-            return declaration, time.thread_time() - began
+    entry: MountEntry, tool: Any, limits: Limits, before: Mapping[bytes, ReadTool], room: int
+) -> ReadTool | Any:
+    """Reads a tool, or returns the same one as before; what is no object stays as it is.
+
+    One that takes more memory than there is room for is not compiled.
+    """
+    declaration = tool
+    if isinstance(tool, msgspec.Raw):
         try:
-            text = json.dumps(declaration, sort_keys=True)
-        except (ValueError, RecursionError):  # `_compile` says what is wrong with it
-            text = ""
-        digest = hashlib.sha256(text.encode() if text else repr(id(declaration)).encode()).digest()
-        known = before.get(digest)
-        if known is None:
-            theirs = declaration.get("name")
-            item: Item | None = None
-            if isinstance(theirs, str) and theirs:
-                try:
-                    item = _compile(entry, declaration, our_name(theirs), limits)
-                except InvalidTool as fault:
-                    item = fault
-            canonical = pins.canonical(declaration) if text else ""
-            compiled = memory_of(item[0].tool, item[0].compile_cost) if isinstance(item, tuple) else 0
-            known = ReadTool(digest, declaration, canonical, compiled + len(text), item)
-        return known, time.thread_time() - began
+            declaration = msgspec.json.decode(tool)
+        except (msgspec.DecodeError, RecursionError) as fault:
+            declaration = f"{bytes(tool)[:100]!r}, which cannot be read: {fault}"
+    if not isinstance(declaration, dict):
+        return declaration
+    try:
+        text = json.dumps(declaration, sort_keys=True)
+    except (ValueError, RecursionError):  # `_compile` says what is wrong with it
+        text = ""
+    digest = hashlib.sha256(text.encode() if text else repr(id(declaration)).encode()).digest()
+    known = before.get(digest)
+    if known is None:
+        theirs = declaration.get("name")
+        item: Item | None = None
+        size = 0
+        if isinstance(theirs, str) and theirs and (not text or (size := _least_size(declaration)) <= room):
+            try:
+                item = _compile(entry, declaration, our_name(theirs), limits)
+            except InvalidTool as fault:
+                item = fault
+            size = memory_of(item[0].tool, item[0].compile_cost) if isinstance(item, tuple) else 0
+        canonical = pins.canonical(declaration) if text else ""
+        known = ReadTool(digest, declaration, canonical, size + len(text), item)
+    return known
+
+
+def _least_size(declaration: Mapping[str, Any]) -> int:
+    """Returns what a tool that is not compiled yet takes at least."""
+    schemas = [declaration.get(key) for key in ("inputSchema", "outputSchema")]
+    text = repair_utf8(json.dumps(schemas, ensure_ascii=False, separators=(",", ":")))
+    return memory_of(pb.Tool(parameters_json=text))
 
 
 def _item(item: Item | None) -> tuple[CompiledTool, tuple[str, ...]] | None:

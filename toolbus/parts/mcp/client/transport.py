@@ -156,7 +156,7 @@ log = logging.getLogger("toolbus.mounts")
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_UNREAD_BYTES = 1024 * 1024  # in the pipe of a server that does not read its input
-SLICE_LINES, SLICE_SECONDS = 100, 0.002  # that are delivered in one turn of the loop: a server may write without end
+SLICE_LINES, SLICE_SECONDS = 100, 0.0005  # that are delivered in one turn of the loop: a server may write without end
 PAUSE = 9.0  # times what lines took that nobody asked for, before more are read
 LOG_LINES = 200  # of the server's log; older ones are dropped
 _ID = rb'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)'
