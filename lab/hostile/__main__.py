@@ -33,6 +33,7 @@ PACE_MS = 1.0  # a p99 below it is the machine's pace
 WAITED = 0.5  # of a slice, all added: then the machine held them up
 TIMES, MAX_MB, MAX_DISK_MB, MAX_HELD_MS = 3.0, 100.0, 5.0, 50.0
 KINDS = ("other_user", "page", "sandboxed_tool", "plugin_key", "host_key", "mounted_server", "callback")
+FLOOR = "floor"  # what the machine does to the host where nobody attacks
 SANDBOXED = """
 import asyncio, contextlib, os, threading
 import grpc
@@ -266,13 +267,13 @@ class Play:
 
 def _options() -> tuple[argparse.Namespace, Path]:
     parser = commands.parser_of("hostile", __doc__, EXAMPLES)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)} (all)")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join((*KINDS, FLOOR))} (all)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of each kind ({SECONDS:g})")
     commands.add_results(parser, "the figures and verdicts")
     commands.add_folder(parser, "logs and the buses' data")
     options = parser.parse_args()
-    if unknown := {*options.kinds} - {*KINDS}:
-        parser.error(f"there is no kind {', '.join(sorted(unknown))}: choose of {', '.join(KINDS)}")
+    if unknown := {*options.kinds} - {*KINDS, FLOOR}:
+        parser.error(f"there is no kind {', '.join(sorted(unknown))}: choose of {', '.join((*KINDS, FLOOR))}")
     if options.seconds < 1:
         parser.error("a kind takes at least a second")
     return options, commands.folder_of(options, parser, "hostile")
@@ -292,7 +293,7 @@ def main() -> int:
     options, folder = _options()
     console = commands.console_of()
     try:
-        outcomes = run(options.kinds or KINDS, options.seconds, folder, console)
+        outcomes = run(options.kinds or (FLOOR, *KINDS), options.seconds, folder, console)
     except ChildFailed as failure:
         commands.printer(console)(f"{failure}; logs in {folder}")
         return 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import itertools
 import json
 import os
@@ -21,6 +22,8 @@ import aiohttp
 import grpc
 import uvloop
 from aiohttp import web
+from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2_grpc as health_grpc
 
 from lab.hostile import offering_peer
 from lab.hostile.offering_peer import PAUSE, Stream, again, attached
@@ -31,6 +34,8 @@ from toolbus.v1 import tool_pb2 as pb
 
 IDLE = 1_000  # connections that say nothing
 AT_ONCE = 16  # requests over HTTP
+BOMB = gzip.compress(b" " * 50_000_000)
+FLOOR_SECONDS = 0.002  # of work, and of rest
 FOREIGN = {"Origin": "https://elsewhere.example", "Content-Type": "text/plain"}
 
 Addresses = Mapping[str, str]
@@ -92,6 +97,31 @@ async def sends_slowly(address: str) -> None:
             writer.close()
 
 
+async def talks_nonsense(address: str) -> None:
+    """Sends what is not of the protocol, with long heads, on a new connection each time."""
+    host, _, port = address.rpartition(":")
+    lines = b"GET /" + b"a" * 60_000 + b" HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 5_000
+    for number in itertools.count():
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(lines[number % 2])
+            await asyncio.sleep(PAUSE)
+            writer.close()
+
+
+async def probes(addresses: Addresses) -> None:
+    """Asks for the health of the bus, which everybody may, and watches it on ever more streams."""
+    async with _plain(addresses) as connection:
+        stub, watched = health_grpc.HealthStub(connection), []
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+            watched.append(stub.Watch(health_pb2.HealthCheckRequest()))
+            if len(watched) > IDLE:
+                watched.pop(0).cancel()
+            await asyncio.sleep(PAUSE)
+
+
 async def other_user(addresses: Addresses, until: float) -> None:
     """Another user of the machine, whom the bus refuses."""
     if os.getuid() == 0:
@@ -112,6 +142,8 @@ async def other_user(addresses: Addresses, until: float) -> None:
         lists,
         lambda: offering_peer.resets(lambda: _plain(addresses), "", ""),
         lambda: asks_over_http(f"http://{http}", "GET", "/api/tools"),
+        lambda: probes(addresses),
+        lambda: talks_nonsense(addresses["grpc"]),
     )
     await asyncio.gather(*(again(act, until) for act in acts))
 
@@ -126,6 +158,8 @@ async def page(addresses: Addresses, until: float) -> None:
         lambda: asks_over_http(url, "POST", "/api/tools/invoke", data=b"x" * 500_000, headers=FOREIGN),
         lambda: asks_over_http(url, "GET", "/api/tools/events", headers=FOREIGN),
         lambda: asks_over_http(url, "POST", "/mcp", data=b"{}", headers=FOREIGN),
+        lambda: asks_over_http(url, "GET", "/openapi.json", headers={"Sec-Fetch-Site": "cross-site"}),
+        lambda: talks_nonsense(http),
     )
     await asyncio.gather(*(again(act, until) for act in acts))
 
@@ -161,9 +195,21 @@ async def host_key(addresses: Addresses, until: float) -> None:
                 await stream.send(calls=calls)
                 await asyncio.sleep(0.02)
 
+    async def follows() -> None:
+        async with attached(channel, "host:fickle", "", instance="fickle") as (stream, _):
+            for number in itertools.count():
+                attach = wire.Attach(protocol_version=1, source="host:fickle", instance="fickle")
+                attach.subscribe.extend(subscribe if number % 2 else ())
+                await stream.send(attach=attach)
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await stream.stub.List(wire.ListRequest(include_offline=True, include_refused=True), timeout=5)
+                await asyncio.sleep(PAUSE)
+
     acts = (
         watches,
         floods,
+        follows,
+        lambda: offering_peer.answers_nobody(channel, "host:nobody", ""),
         lambda: offering_peer.calls(channel, "host:caller", ""),
         lambda: offering_peer.stays(channel, "host:many", ""),
         lambda: offering_peer.comes_and_goes(channel, "host:chat2", ""),
@@ -178,7 +224,7 @@ async def callback(addresses: Addresses, until: float) -> None:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         await request.read()
-        match next(kinds) % 4:
+        match next(kinds) % 6:
             case 0:
                 return web.Response(body=b"x" * 5_000_000)
             case 1:
@@ -190,6 +236,11 @@ async def callback(addresses: Addresses, until: float) -> None:
                     await response.write(b" ")
                     await asyncio.sleep(0.02)
                 return response
+            case 3:
+                return web.Response(body=BOMB, headers={"Content-Encoding": "gzip"}, content_type="application/json")
+            case 4:
+                many = {f"X-{each}": "y" * 4_000 for each in range(100)}
+                return web.Response(status=302, headers={"Location": "/", **many})
             case _:
                 return web.json_response({"output": "x" * 3_000_000, "is_error": False})
 
@@ -213,11 +264,27 @@ async def callback(addresses: Addresses, until: float) -> None:
             call = {"name": "called", "arguments": {}}
             await asks_over_http(url, "POST", "/api/tools/invoke", json=call)
 
-        await asyncio.gather(again(registers, until), again(registered, until))
+        async def watches() -> None:  # and does not read
+            host, _, port = addresses["http"].rpartition(":")
+            opened = [await asyncio.open_connection(host, int(port), limit=1) for _ in range(50)]
+            for _, writer in opened:
+                writer.write(f"GET /api/tools/events HTTP/1.1\r\nHost: {addresses['http']}\r\n\r\n".encode())
+            await asyncio.sleep(3600)
+
+        await asyncio.gather(*(again(act, until) for act in (registers, registered, watches)))
     await server.runner.cleanup()
 
 
-KINDS = {each.__name__: each for each in (other_user, page, plugin_key, host_key, callback)}
+async def floor(addresses: Addresses, until: float) -> None:
+    """Nobody: a program that never comes near the bus and takes as much of the machine as the others do."""
+    while time.monotonic() < until:
+        began = time.thread_time()
+        while time.thread_time() < began + FLOOR_SECONDS:
+            json.dumps(FOREIGN)
+        await asyncio.sleep(FLOOR_SECONDS)
+
+
+KINDS = {each.__name__: each for each in (other_user, page, plugin_key, host_key, callback, floor)}
 
 if __name__ == "__main__":
     kind, seconds, given = sys.argv[1:]

@@ -1,7 +1,7 @@
 """A mounted MCP server that turns hostile when a file exists: ``python mounted_server.py FILE``. Imports nothing else.
 
 Before, it answers as a server does; then it writes log messages, changes of its list, garbage and endless progress as
-fast as it is read.
+fast as it is read, asks the bus, and nests deeply.
 """
 
 import json
@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 
+DEEP = '{"jsonrpc":"2.0","method":"notifications/message","params":' + "[" * 5_000 + "]" * 5_000 + "}"
+ASKED = ("ping", "sampling/createMessage", "roots/list")
 LOUD = {"level": "error", "logger": "x", "data": "y" * 2_000}
 
 
@@ -32,6 +34,14 @@ def rage(path: str) -> None:
         )
         write({"jsonrpc": "2.0", "id": number, "result": {}})
         write("{" * 500)
+        write(
+            {
+                "jsonrpc": "2.0",
+                "id": f"r{number}",
+                "method": ("ping", "sampling/createMessage", "roots/list")[number % 3],
+            }
+        )
+        write(DEEP)
         print("z" * 200, file=sys.stderr)
 
 
@@ -46,7 +56,7 @@ if os.sched_getscheduler(0) == os.SCHED_RR:  # it has the priority of the bus, s
 threading.Thread(target=rage, args=(sys.argv[1],), daemon=True).start()
 for line in sys.stdin:
     request = json.loads(line)
-    if "id" not in request:
+    if "id" not in request or "method" not in request:  # also what the bus answers
         continue
     version = "2025-11-25"
     tools = [

@@ -139,7 +139,33 @@ async def calls(channel: Channel, source: str, token: str) -> None:
             await asyncio.sleep(0.02)
 
 
-ACTS = (declares, comes_and_goes, stays, resets, calls)
+async def changes_its_mind(channel: Channel, source: str, token: str) -> None:
+    """Registers tools and withdraws them, again and again."""
+    async with attached(channel, source, token) as (stream, session):
+        for number in itertools.count():
+            tools = [tool(f"mind{each}", wide(number % 3, 3)) for each in range(100)]
+            await stream.stub.Register(wire.RegisterRequest(session_id=session, tools=tools), timeout=60)
+            names = [each.name for each in tools]
+            for name in names[:: 1 + 9 * (number % 2)]:
+                await stream.stub.Unregister(wire.UnregisterRequest(session_id=session, name=name), timeout=60)
+            await asyncio.sleep(PAUSE)
+
+
+async def answers_nobody(channel: Channel, source: str, token: str) -> None:
+    """Sends results, progress and cancels of calls that do not exist, and calls whose arguments are deep."""
+    deep, long = "[" * 30_000 + "]" * 30_000, "x" * 100_000
+    async with attached(channel, source, token) as (stream, _):
+        for number in itertools.count():
+            ids = [f"n{number}-{each}" for each in range(1_000)]
+            await stream.send(results=[pb.ToolResult(call_id=each, output_json='"x"') for each in ids])
+            await stream.send(progress=[pb.ToolProgress(call_id=each, message=long) for each in ids[:20]])
+            await stream.send(cancels=[pb.ToolCancel(call_id=each) for each in ids])
+            deeper = [pb.ToolCall(call_id=each, name="pour", arguments_json=deep) for each in ids[:20]]
+            await stream.send(calls=deeper, cancels=[pb.ToolCancel(call_id=each) for each in ids[:20]])
+            await asyncio.sleep(0.02)
+
+
+ACTS = (declares, comes_and_goes, stays, resets, calls, changes_its_mind, answers_nobody)
 
 
 async def again(act: Callable[[], Awaitable[None]], until: float) -> None:
