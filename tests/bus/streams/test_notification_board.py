@@ -28,7 +28,8 @@ def reading(on: NotificationBoard, principal: Principal = OBSERVER) -> list[Boar
 
 
 def say(on: NotificationBoard, text: str = "hi", user: str = "", data: str = "", now: float = 0.0) -> int:
-    return on.publish("p", user, text, data, now)
+    on.take_rate("p", now)
+    return on.publish("p", user, text, data)
 
 
 def test_readers_get_what_is_published_from_then_on_in_order() -> None:
@@ -100,7 +101,7 @@ def test_a_source_that_notifies_too_often_is_refused_until_it_waits() -> None:
         say(bus)
     with pytest.raises(LimitExceeded, match=r"notifications_per_second = 20"):
         say(bus)
-    assert bus.publish("another", "", "hi", "", 0.0) == 0
+    assert bus.publish("another", "", "hi", "") == 0
     say(bus, now=1.0)
 
 
@@ -123,7 +124,7 @@ def test_closing_tells_those_who_still_read() -> None:
 
 def test_a_source_that_says_much_takes_the_place_of_its_own_and_not_of_what_others_said() -> None:
     bus = board()
-    assert bus.publish("modest", "", "keep me", "", 0.0) == 0
+    assert bus.publish("modest", "", "keep me", "") == 0
     first = bus.newest
     for number in range(60):
         say(bus, "x" * 16_000, data=f'"{"y" * 200_000}"', now=float(number))

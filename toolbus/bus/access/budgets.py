@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from toolbus.bus.access.identity import Principal
-from toolbus.common.beside_loop import run_beside_loop
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -50,7 +50,7 @@ class Budgets:
 
     async def compile(self, account: str, work: Callable[[], Answer]) -> Answer:
         """Reads tools of an account, which takes long, beside the loop."""
-        return await run_beside_loop(work)
+        return await asyncio.to_thread(work)
 
     async def judge(
         self, principal: Principal, calls: Mapping[str, Any], frame: wire.InvokeRequest, work: Callable[[], None]

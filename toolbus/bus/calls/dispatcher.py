@@ -356,11 +356,8 @@ def _payload_bytes(result: pb.ToolResult) -> int:
     """Returns the size of a result: all parts from the tool in UTF-8, without the frame around them."""
     error = result.error.ByteSize() if result.HasField("error") else 0
     texts = (result.output_json, result.input_requests_json, result.request_state)
-    return (
-        sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
-        + sum(block.ByteSize() for block in result.content)
-        + error
-    )
+    size = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+    return size + sum(block.ByteSize() for block in result.content) + error
 
 
 def _complete(name: str, result: pb.ToolResult) -> None:

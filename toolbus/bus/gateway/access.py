@@ -94,8 +94,9 @@ class AccessGuard:
             await JSONResponse({"detail": why}, status, headers=more)(scope, receive, send)
             return
         identity = scope[IDENTITY]
-        if identity.scopes is not None:
-            await self._budgets().spend(Principal(identity=identity).account, REQUEST_SECONDS)
+        if identity.scopes is not None or _site_refusal(scope):  # a browser sends what a page asks it to
+            account = REFUSED if identity.scopes is None else Principal(identity=identity).account
+            await self._budgets().spend(account, REQUEST_SECONDS)
         length = coding = None
         for name, value in scope["headers"]:
             if name == b"content-length":

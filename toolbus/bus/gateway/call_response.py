@@ -6,6 +6,7 @@ delay every other call.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,6 @@ from google.protobuf.json_format import MessageToDict
 
 from toolbus.bus.gateway.callback_messages import finite
 from toolbus.bus.gateway.json_response import write_json
-from toolbus.common.beside_loop import run_beside_loop
 from toolbus.common.text import parse_json, refuse_constant
 from toolbus.errors import Code
 from toolbus.protocol.tool import CallError, Result
@@ -28,7 +28,7 @@ async def call_body(result: Result) -> bytes:
     """Returns the body of an invoke's response."""
     if len(result.output_json) <= LARGE_OUTPUT:
         return write_json(describe_result(result))
-    return await run_beside_loop(lambda: write_json(describe_raw_result(result)))
+    return await asyncio.to_thread(lambda: write_json(describe_raw_result(result)))
 
 
 def describe_result(result: Result) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class NotificationsRoom(Room):
             content = dump_json([text, data])  # a text may be JSON too
             check = partial(self._check_secrets, source, content)
             await self.core.sessions.presence.budgets.beside(source, check) if len(content) > LONG_BYTES else check()
-        hosts = self._board.publish(source, user, text, data_json, time.monotonic(), paid=True)
+        hosts = self._board.publish(source, user, text, data_json)
         self._store_numbers()
         return {"number": self._board.newest, "hosts": hosts}
 

@@ -92,14 +92,12 @@ class NotificationBoard:
         if number >= self.newest:
             self.newest = self._first = number + 1
 
-    def publish(self, source: str, user_id: str, text: str, data_json: str, now: float, *, paid: bool = False) -> int:
+    def publish(self, source: str, user_id: str, text: str, data_json: str) -> int:
         """Passes a notification on.
 
         Args:
             user_id: whom it is for; "" for everyone.
             data_json: "" for none.
-            now: the time of the monotonic clock.
-            paid: whether `take_rate` has counted it.
 
         Returns:
             How many sessions and readers it was sent to.
@@ -107,10 +105,7 @@ class NotificationBoard:
         Raises:
             InvalidRequest: a value breaks its rule.
             NotPermitted: the source's tools are not open to the user.
-            LimitExceeded: the source notifies too often.
         """
-        if not paid:
-            self.take_rate(source, now)  # first: what is refused should cost little
         _check(user_id, text, data_json)
         users = self._view.permissions.sources.get(source)
         if users is not None and user_id and EVERYONE not in users and user_id not in users:

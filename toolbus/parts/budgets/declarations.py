@@ -23,10 +23,10 @@ from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.catalog_messages import MAX_WAITING_SHOWN, read_tool
 from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, Cause, Refusal, add_refused
-from toolbus.common.beside_loop import beside_loop
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
 from toolbus.errors import InvalidTool
+from toolbus.parts.budgets.beside_loop import beside_loop
 from toolbus.parts.budgets.loop_share import MAX_ACCOUNTS, LoopShare
 from toolbus.protocol.limits import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire

@@ -218,8 +218,8 @@ async def test_a_session_gets_what_plugins_say_to_its_user() -> None:
         channels = [Channel() for _ in range(3)]
         for session, channel in zip((anyone, ann, quiet), channels, strict=True):
             session.stand(channel, bench.server.subscriptions.follow)
-        board.publish("tea", "", "ready", '{"wants": "reply", "cups": 2}', 1.0)
-        board.publish("tea", "bob", "yours", "", 2.0)
+        board.publish("tea", "", "ready", '{"wants": "reply", "cups": 2}')
+        board.publish("tea", "bob", "yours", "")
         said = [[each["data"]["text"] for each in channel.of("notifications/message")] for channel in channels]
         assert said == [["ready", "yours"], ["ready"], []]
         first = channels[1].of("notifications/message")[0]
@@ -233,4 +233,4 @@ async def test_a_session_gets_what_plugins_say_to_its_user() -> None:
         }
         for session in (anyone, ann):
             session.end_standing()
-        assert board.publish("tea", "", "gone", "", 3.0) == 1
+        assert board.publish("tea", "", "gone", "") == 1

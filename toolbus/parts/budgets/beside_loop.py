@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
-
-Answer = TypeVar("Answer")
 
 SWITCH_SECONDS = 0.0001  # that a thread keeps the interpreter from the loop; by default it is 50 times as long
 _LOCK = threading.Lock()
@@ -29,13 +25,3 @@ def beside_loop() -> Iterator[None]:
             before = _working.pop()
             if not _working:
                 sys.setswitchinterval(before)
-
-
-async def run_beside_loop(work: Callable[[], Answer]) -> Answer:
-    """Does long work on a thread."""
-
-    def run() -> Answer:
-        with beside_loop():
-            return work()
-
-    return await asyncio.to_thread(run)
