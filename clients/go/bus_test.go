@@ -25,6 +25,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"toolbus/internal/pb"
 )
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -412,6 +414,13 @@ func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
 	}
 	several := must[[]string](t)(busesOf("mtls:[fe80::1%eth0]:48931, unix:/run/x,y/bus ,[::1]:2"))
 	equal(t, several, []string{"mtls:[fe80::1%eth0]:48931", "unix:/run/x,y/bus", "[::1]:2"})
+	for _, parameters := range []any{`{"type": "object"}`, []byte(`{"type": "object"}`), json.RawMessage(`{"type": "object"}`)} {
+		tool := Tool{Name: "text", Parameters: parameters}
+		equal(t, must[*pb.Tool](t)(declared(tool, nil, nil)).ParametersJson, `{"type": "object"}`)
+	}
+	if err := add(Tool{Name: "text", Parameters: `{"type":`}); err == nil {
+		t.Fatal("a schema that is not JSON is refused before the bus sees it")
+	}
 	type broken struct{ Notify chan int }
 	type limited struct {
 		Count int `json:"count" minimum:"one"`

@@ -35,8 +35,8 @@ type Tool struct {
 	Name string
 	// Description tells models what the tool does and when to use it.
 	Description string
-	// Parameters is the JSON Schema of the arguments, as a map, a struct or a json.RawMessage; by default it is made of the
-	// type that the handler takes.
+	// Parameters is the JSON Schema of the arguments, as a map, a struct, or JSON as text or bytes; by default it is made of
+	// the type that the handler takes.
 	Parameters any
 	// Timeout is how long a call may take; 30 s by default, at most 300 s.
 	Timeout time.Duration
@@ -142,6 +142,12 @@ func declared(tool Tool, in, out reflect.Type) (*pb.Tool, error) {
 			if value, err = schemaOf(kind); err != nil {
 				return "", setupErrorf("tool %q: %s of %v%v", tool.Name, label, kind, err)
 			}
+		}
+		switch text := value.(type) { // JSON already
+		case string:
+			value = json.RawMessage(text)
+		case []byte:
+			value = json.RawMessage(text)
 		}
 		json, err := toJSON(value)
 		if err != nil {
