@@ -52,7 +52,7 @@ def test_verify_says_that_a_chain_is_whole_or_names_the_first_line_that_is_not(t
     words = ("audit", "verify", "--data-dir", tmp_path)
     for more in ((), ("--head", head), ("--head", head.upper())):
         ended = toolbus(*words, *more)
-        assert (ended.returncode, ended.stdout) == (0, f"12 lines are whole, head {head}\n")
+        assert (ended.returncode, ended.stdout) == (0, f"12 lines in {tmp_path / FOLDER} are whole, head {head}\n")
     assert json.loads(toolbus(*words, "--json").stdout) == {"ok": True, "lines": 12, "head": head, "fault": ""}
     second = files_of(tmp_path / FOLDER)[1]
     lines = second.read_bytes().splitlines(keepends=True)

@@ -105,7 +105,7 @@ def verify(
     elif verdict.fault:
         terminal.fail(f"{verdict.fault} ({verdict.lines} lines before that are whole)")
     else:
-        terminal.print_lines(f"{verdict.lines} lines are whole, head {verdict.head}")
+        terminal.print_lines(f"{verdict.lines} lines in {directory} are whole, head {verdict.head}")
 
 
 def _audit_directory(option: Path | None) -> Path:
