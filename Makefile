@@ -26,7 +26,7 @@ SMOKE_TESTS := $(addprefix tests/parts/,audit/test_audit_room.py buses/test_buse
 	identity/test_keys_command.py mcp/commands/test_mounts_command.py \
 	mcp/server/test_mcp_endpoint.py models/test_export_command.py moving/check/test_check_command.py \
 	observability/test_bus_metrics.py origins/test_origins.py overlays/test_overlays.py openapi/test_openapi_command.py pins/test_pins.py postgres/test_settings.py recordings/test_recordings.py \
-	tasks/test_tasks_command.py tripwire/test_tripwire.py)
+	tasks/test_tasks_command.py tls_probe/test_tls_probe.py tripwire/test_tripwire.py)
 CORE_TESTS := $(filter-out tests/parts/ tests/browser/ tests/network/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
 # Threads take memory from few arenas: with one for each, what tests free stays with the process.
 PYTEST = MALLOC_ARENA_MAX=2 TOOLBUS_TEST_MAX_MB=$(MAX_MB) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder

@@ -32,6 +32,7 @@ FLOORS = (
     "functions",  # a Python function as a tool; no connection, no bus
     "parts.moving.neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
+    "parts.tls_probe",  # says why a peer cannot talk to a bus
     "parts.buses",  # stands for one connection where there are several buses
     "parts.extension",  # the API of extensions; a plugin of the SDK
     "parts.openapi",  # operations of an OpenAPI document as tools; a plugin of the SDK
@@ -101,6 +102,7 @@ LIBRARIES = {
     "processes": set[str](),
     "parts.moving.neko": set[str](),
     "parts.moving.check": set[str](),
+    "parts.tls_probe": set[str](),
     "parts.buses": set[str](),
     "parts.extension": set[str](),
     "parts.openapi": {"httpx", "yaml"},  # extra `openapi`, imported when they are used

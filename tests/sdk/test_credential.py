@@ -216,7 +216,7 @@ def test_a_credential_made_in_the_program_may_be_of_any_values_that_fit() -> Non
 def test_a_peer_without_a_credential_loads_nothing_for_one() -> None:
     script = (
         "import sys\nfrom toolbus import Host, Plugin\nPlugin('x'), Host()\n"
-        "names = ('tomllib', 'toolbus.sdk.credential', 'toolbus.sdk.tls_probe', 'cryptography')\n"
+        "names = ('tomllib', 'toolbus.sdk.credential', 'toolbus.parts.tls_probe.probe', 'cryptography')\n"
         "print([name for name in names if name in sys.modules])"
     )
     ran = subprocess.run(

@@ -166,7 +166,7 @@ def _fail_rpc(address: BusAddress, credential: Credential | None, error: Any) ->
 
 def _fail_if_wrong(address: BusAddress, credential: Credential | None) -> None:
     """Ends the command if a look at the server's TLS finds out what is wrong."""
-    from toolbus.sdk.tls_probe import diagnose
+    from toolbus.sdk.connection_settings import diagnose
 
     if problem := diagnose(address, credential):
         terminal.fail(problem, terminal.NO_BUS)

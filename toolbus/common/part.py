@@ -64,6 +64,7 @@ class Part:
         settings: its settings in the configuration of a bus.
         guards: settings that protect: a bus without the part does not start where the environment has one of them.
         several: what connects a peer to several buses, and chooses one of them (`toolbus.sdk.connection_settings`).
+        probe: finds out why a server cannot be talked to (`toolbus.sdk.connection_settings`).
         needs: other parts that it imports; without one of them it counts as removed.
     """
 
@@ -75,6 +76,7 @@ class Part:
     settings: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
     several: str = ""
+    probe: str = ""
     needs: tuple[str, ...] = ()
 
 

@@ -119,6 +119,7 @@ PARTS: tuple[Part, ...] = (
         rooms=(PartRoom("toolbus.parts.origins.room:OriginsRoom", before="GatewayRoom"),),
         settings=("toolbus.parts.origins.settings:OriginSettings",),
     ),
+    Part("tls_probe", probe="toolbus.parts.tls_probe.probe:diagnose"),
     Part("budgets", rooms=(PartRoom("toolbus.parts.budgets.room:BudgetsRoom", before="StreamsRoom"),)),
     Part(
         "overlays",

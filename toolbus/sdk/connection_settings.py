@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolbus.common.part import load, parts
+from toolbus.common.part import installed, load, parts
 from toolbus.common.setting import SWITCHES
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
@@ -190,6 +190,19 @@ def several_buses() -> Any:
         SetupError: its part was removed from this installation.
     """
     return load(next(part.several for part in parts() if part.several))
+
+
+def diagnose(address: BusAddress, credential: Credential | None, cause: str = "") -> str:
+    """Returns why a client with a credential cannot talk to the server at an address, and how to fix it; it blocks.
+
+    Args:
+        cause: gRPC's text, for a server that accepts the client; "" returns no text then.
+
+    Returns:
+        "" if that is not known, or the part that probes was removed.
+    """
+    probes = (load(part.probe) for part in installed() if part.probe)
+    return next((str(probe(address, credential, cause)) for probe in probes), "")
 
 
 def check_address(address: BusAddress, credential: Credential | None) -> BusAddress:

@@ -11,7 +11,9 @@ import binascii
 import os
 import re
 import shlex
+import ssl
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -247,3 +249,33 @@ _KEYS: Keys = {
     "expires": ("expires", _moment),
     "name": ("name", _name),
 }
+
+
+def client_context(credential: Credential | None) -> ssl.SSLContext:
+    """Returns the trusted authorities and the certificate of a TLS client with a credential.
+
+    Raises:
+        OSError: the key is not that of the certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if credential is None or not credential.ca:
+        context.load_default_certs()
+    else:
+        context.load_verify_locations(cadata=credential.ca)
+    if credential is not None and credential.certificate and os.path.isdir("/dev/fd"):
+        files = [_pipe(credential.certificate), _pipe(credential.key)]
+        try:
+            context.load_cert_chain(f"/dev/fd/{files[0]}", f"/dev/fd/{files[1]}", password="")
+        finally:
+            for file in files:
+                os.close(file)
+    return context
+
+
+def _pipe(text: str) -> int:
+    """Returns the reading end of a pipe with a text: ssl reads keys from files only, and no secret goes to the disk."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError), open(writing, "wb", buffering=0) as file:  # ssl refuses a text that a pipe cuts off
+        file.write(text.encode())
+    return reading

@@ -21,7 +21,7 @@ from toolbus.errors import PeerLost, SetupError, ToolBusError
 from toolbus.functions.workers import ChangeSignal, Workers
 from toolbus.sdk.attempt import FATAL, Attempt, AttemptEnd, Delegate, error_of
 from toolbus.sdk.bus_address import BusAddress
-from toolbus.sdk.connection_settings import ConnectionSettings, ConnectionTimings
+from toolbus.sdk.connection_settings import ConnectionSettings, ConnectionTimings, diagnose
 from toolbus.sdk.outgoing_calls import OutgoingCalls
 
 if TYPE_CHECKING:
@@ -204,8 +204,6 @@ class Reconnect:
         return replace(end, text=self._diagnosis, probed=True) if self._diagnosis else end
 
     async def _probe(self, cause: str) -> str:
-        from toolbus.sdk.tls_probe import diagnose  # few peers need it
-
         worker = Workers(1, "toolbus-probe")
         probe = asyncio.create_task(worker.run(partial(diagnose, self._settings.bus, self._credential, cause)))
         probe.add_done_callback(lambda _: self._changes.notify())

@@ -111,7 +111,7 @@ def _post(place: str, credential: Credential) -> dict[str, Any]:
     import http.client
 
     from toolbus.common.text import clean_line
-    from toolbus.sdk.tls_probe import client_context
+    from toolbus.sdk.credential import client_context
 
     try:
         connection = http.client.HTTPSConnection(place, timeout=SECONDS, context=client_context(credential))

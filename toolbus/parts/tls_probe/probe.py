@@ -10,7 +10,6 @@ It blocks, so it runs on a thread.
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 from contextlib import suppress
@@ -18,7 +17,7 @@ from enum import Enum, auto
 
 from toolbus.common.text import list_names
 from toolbus.sdk.bus_address import BusAddress
-from toolbus.sdk.credential import Credential
+from toolbus.sdk.credential import Credential, client_context
 
 PROBE_SECONDS = 3.0  # for each step of the probe
 PLAIN_SECONDS = 1.0  # the same without TLS, where mistakes are rare and the probe must not delay a reconnect
@@ -193,36 +192,6 @@ def _context(address: BusAddress, credential: Credential | None) -> ssl.SSLConte
         context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     return context
-
-
-def client_context(credential: Credential | None) -> ssl.SSLContext:
-    """Returns the trusted authorities and the certificate of a TLS client with a credential.
-
-    Raises:
-        OSError: the key is not that of the certificate.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if credential is None or not credential.ca:
-        context.load_default_certs()
-    else:
-        context.load_verify_locations(cadata=credential.ca)
-    if credential is not None and credential.certificate and os.path.isdir("/dev/fd"):
-        files = [_pipe(credential.certificate), _pipe(credential.key)]
-        try:
-            context.load_cert_chain(f"/dev/fd/{files[0]}", f"/dev/fd/{files[1]}", password="")
-        finally:
-            for file in files:
-                os.close(file)
-    return context
-
-
-def _pipe(text: str) -> int:
-    """Returns the reading end of a pipe with a text: ssl reads keys from files only, and no secret goes to the disk."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    with suppress(BlockingIOError), open(writing, "wb", buffering=0) as file:  # ssl refuses a text that a pipe cuts off
-        file.write(text.encode())
-    return reading
 
 
 def _probe(address: BusAddress, context: ssl.SSLContext, seconds: float) -> TlsProbeResult:
