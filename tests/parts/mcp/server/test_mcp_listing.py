@@ -363,6 +363,22 @@ async def test_one_list_is_the_same_text_until_something_in_it_changes() -> None
         assert (await client.ask("tools/list")).body != before
 
 
+async def test_a_long_list_of_which_little_changed_is_the_one_that_a_new_client_gets() -> None:
+    fresh = [Profile(name=f"fresh{number}") for number in range(3)]
+    async with serving(*fresh) as bus:
+        tools = compile_tools([Tool(f"t{number}", "Does something.") for number in range(2_500)], Limits())
+        bus.registry.register(Scripted("x", bus, lambda call: None), tools)
+        client = HttpClient(bus)
+        for number, profile in enumerate(fresh):
+            await client.names()  # what changes after it is little
+            offer(bus, "y", f"late{number}")
+            offer(bus, "y", "again", description=f"Has changed {number} times.")
+            if number:
+                bus.remove_tool(f"late{number - 1}", "y")
+            as_whole = (await HttpClient(bus, f"/mcp/{profile.name}").ask("tools/list")).result
+            assert (await client.ask("tools/list")).result["tools"] == as_whole["tools"]
+
+
 async def test_a_thousand_tools_are_listed_in_milliseconds() -> None:
     async with serving() as bus:
         tools = compile_tools([Tool(f"t{number}", "Does something.") for number in range(1000)], Limits())
