@@ -6,12 +6,14 @@ place that maps exceptions to HTTP statuses.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import hashlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import unquote_plus
@@ -173,12 +175,20 @@ def endpoints_of(homes: tuple[str, ...]) -> FastAPI:
 
     # FastAPI's own writes the document anew for each request, in 10 ms.
     app.router.routes[:] = [each for each in app.router.routes if getattr(each, "path", "") != app.openapi_url]
-    document = functools.cache(lambda: json.dumps(app.openapi()).encode())
+    writing = threading.Lock()  # once, in 0.1 s
+
+    @functools.cache
+    def document() -> bytes:
+        return json.dumps(app.openapi()).encode()
+
+    def described() -> bytes:
+        with writing:
+            return document()
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
         """Describes every endpoint."""
-        return Response(document(), media_type="application/json")
+        return Response(await asyncio.to_thread(described), media_type="application/json")
 
     @app.head("/healthz", include_in_schema=False)  # some probes ask with HEAD
     @app.get("/healthz", tags=["health"])
