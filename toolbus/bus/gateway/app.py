@@ -134,6 +134,25 @@ def application(parts: GatewayParts) -> ASGIApp:
     return guarded
 
 
+def _describe(app: FastAPI) -> None:
+    """Adds the description of every endpoint. FastAPI's own writes it anew for each request, in 10 ms."""
+    writing = threading.Lock()  # once, in 0.1 s
+    app.router.routes[:] = [each for each in app.router.routes if getattr(each, "path", "") != app.openapi_url]
+
+    @functools.cache
+    def document() -> bytes:
+        return json.dumps(app.openapi()).encode()
+
+    def described() -> bytes:
+        with writing:
+            return document()
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        """Describes every endpoint."""
+        return Response(await asyncio.to_thread(described), media_type="application/json")
+
+
 @functools.lru_cache
 def endpoints_of(homes: tuple[str, ...]) -> FastAPI:
     """Returns the endpoints, which all buses share: building them takes a third of a second.
@@ -173,22 +192,7 @@ def endpoints_of(homes: tuple[str, ...]) -> FastAPI:
         """Shows every endpoint with a form to try it."""
         return HTMLResponse(docs_page.html)
 
-    # FastAPI's own writes the document anew for each request, in 10 ms.
-    app.router.routes[:] = [each for each in app.router.routes if getattr(each, "path", "") != app.openapi_url]
-    writing = threading.Lock()  # once, in 0.1 s
-
-    @functools.cache
-    def document() -> bytes:
-        return json.dumps(app.openapi()).encode()
-
-    def described() -> bytes:
-        with writing:
-            return document()
-
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        """Describes every endpoint."""
-        return Response(await asyncio.to_thread(described), media_type="application/json")
+    _describe(app)
 
     @app.head("/healthz", include_in_schema=False)  # some probes ask with HEAD
     @app.get("/healthz", tags=["health"])
