@@ -246,7 +246,8 @@ class Visits:
             "/api/tools",
             f"/api/tools?user_id=reader_{number}&level=50",
             f"/api/tools/export?dialect={dialect}&user_id=reader_{number}",
-            f"/api/tools/search?q=visit+{number}",
+            # By words: vectors of texts are cached up to 64 MiB, which takes longer to fill than a soak.
+            f"/api/tools/search?q=visit+{number}&mode=keyword",
             f"/api/tools/search?q=tool_{number}&mode=keyword&include_parameters=true",
         ):
             async with self._session.get(path, raise_for_status=True) as response:
