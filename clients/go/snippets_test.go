@@ -39,12 +39,12 @@ func TestTheSnippetsOfThePagesRunInAModuleOfTheirOwnAndPrintWhatStandsBelowThem(
 			outputs[program] = found[3]
 			_, body, _ := strings.Cut(found[2], "\n)\n")
 			lines := len(regexp.MustCompile(`(?m)^.*\S`).FindAllString(body, -1))
-			if limit := map[string]int{"weather": 15, "host": 10}[program]; limit > 0 && lines > limit {
+			if limit := map[string]int{"weather": 15, "shouter": 15, "host": 10, "listener": 10}[program]; limit > 0 && lines > limit {
 				t.Errorf("%s has %d lines below its imports, at most %d", program, lines, limit)
 			}
 		}
 	}
-	equal(t, len(outputs), 4)
+	equal(t, len(outputs), 6)
 	equal(t, run("gofmt", "-l", ".", own), "")
 	run("go", "build", "-o", "bin/", "./...")
 	address, _ := startBus(t)
@@ -63,7 +63,7 @@ func TestTheSnippetsOfThePagesRunInAModuleOfTheirOwnAndPrintWhatStandsBelowThem(
 	}
 	for change, err := range host.Watch(t.Context()) {
 		check(t, err)
-		if listing := must[*Listing](t)(host.List(t.Context(), nil)); len(listing.Tools) == 4 {
+		if listing := must[*Listing](t)(host.List(t.Context(), nil)); len(listing.Tools) == 5 {
 			break
 		}
 		_ = change

@@ -301,8 +301,10 @@ async fn the_snippets_of_the_pages_run_with_the_packed_crate_and_print_what_stan
     for (name, code, _) in &programs {
         std::fs::write(folder.join("src/bin").join(name), code).unwrap();
         let (_, body) = code.split_once("fn main()").unwrap();
-        let limit =
-            [("weather.rs", 15), ("host.rs", 10)].into_iter().find(|(each, _)| each == name).map(|(_, limit)| limit);
+        let limit = [("weather.rs", 15), ("shouter.rs", 15), ("host.rs", 10), ("listener.rs", 10)]
+            .into_iter()
+            .find(|(each, _)| each == name)
+            .map(|(_, limit)| limit);
         assert!(body.lines().count() < limit.unwrap_or(usize::MAX), "{name} has too many lines");
     }
     cargo(&folder, &["build", "--quiet", "--target-dir", target.to_str().unwrap()]);
@@ -313,10 +315,10 @@ async fn the_snippets_of_the_pages_run_with_the_packed_crate_and_print_what_stan
         command
     };
     let (plugins, hosts): (Vec<_>, Vec<_>) = programs.iter().partition(|(_, _, output)| output.is_none());
-    assert_eq!((plugins.len(), hosts.len()), (2, 2));
+    assert_eq!((plugins.len(), hosts.len()), (3, 3));
     let mut running: Vec<Child> = plugins.iter().map(|(name, ..)| program(name).spawn().unwrap()).collect();
     let host = bus.host();
-    until(|| async { host.list(ListRequest::default()).await.unwrap().tools.len() == 4 }).await;
+    until(|| async { host.list(ListRequest::default()).await.unwrap().tools.len() == 5 }).await;
     for (name, _, output) in hosts {
         let printed = program(name).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&printed.stdout), *output.as_ref().unwrap(), "{name}: {printed:?}");

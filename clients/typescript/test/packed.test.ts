@@ -14,7 +14,7 @@ import { runningBus, until, type Bus } from "./support.js";
 const PAGES = ["README.md", "../../docs/start/typescript.md"].map((page) => readFileSync(page, "utf8")).join("\n");
 const FOUND = PAGES.matchAll(/```js\n\/\/ (\S+)\n(.*?)```(?:\n\n```text\n(.*?)```)?/gs);
 const SNIPPETS = new Map([...FOUND].map(([, name, code, output]) => [name as string, { code: code as string, output }]));
-const PLUGINS = ["weather.mjs", "library.mjs"];
+const PLUGINS = ["weather.mjs", "library.mjs", "shouter.mjs"];
 
 let folder: string;
 let bus: Bus;
@@ -49,14 +49,14 @@ test("the snippets of the pages work with the packed package, and print what sta
   await until(async () => new Set((await host.list()).map(({ source }) => source)).size === PLUGINS.length);
   await host.close();
   const others = [...SNIPPETS].filter(([, { output }]) => output !== undefined);
-  assert.deepEqual(others.map(([name]) => name), ["host.mjs", "models.mjs", "http.mjs", "reader.mjs"]);
+  assert.deepEqual(others.map(([name]) => name), ["host.mjs", "models.mjs", "http.mjs", "reader.mjs", "listener.mjs"]);
   for (const [name, { output }] of others) {
     assert.equal(execFileSync(process.execPath, [name], { cwd: folder, env: environment(), encoding: "utf8" }), output, name);
   }
 });
 
 test("a plugin takes 15 lines at most, and a host 10", () => {
-  for (const [name, limit] of [["weather.mjs", 15], ["host.mjs", 10]] as const) {
+  for (const [name, limit] of [["weather.mjs", 15], ["shouter.mjs", 15], ["host.mjs", 10], ["listener.mjs", 10]] as const) {
     const lines = SNIPPETS.get(name)!.code.split("\n").filter((line) => line.trim() !== "").length;
     assert.ok(lines <= limit, `${name} has ${lines} lines`);
   }
@@ -97,5 +97,5 @@ export async function use(host: Host, http: HttpHost): Promise<Result> {
 test("SIGTERM ends a plugin with 0", async () => {
   const ended = plugins.map((plugin) => new Promise((resolve) => plugin.on("close", resolve)));
   for (const plugin of plugins) plugin.kill("SIGTERM");
-  assert.deepEqual(await Promise.all(ended), [0, 0]);
+  assert.deepEqual(await Promise.all(ended), PLUGINS.map(() => 0));
 });

@@ -262,10 +262,10 @@ class BusTest {
     void theSnippetsOfThePagesRunWithTheOneJarAndPrintWhatStandsBelowThem(@TempDir Path folder) throws Exception {
         List<MatchResult> all = new ArrayList<>(snippets("README.md"));
         all.addAll(snippets("../../docs/start/java.md"));
-        assertEquals(4, all.size());
+        assertEquals(6, all.size());
         String jar = BUILD.resolve("toolbus.jar").toString();
         List<Process> plugins = new ArrayList<>();
-        Map<String, Integer> limits = Map.of("Weather.java", 15, "Caller.java", 10);
+        Map<String, Integer> limits = Map.of("Weather.java", 15, "Shouter.java", 15, "Caller.java", 10, "Listener.java", 10);
         try (Bus bus = new Bus(); Host host = bus.host()) {
             for (MatchResult each : all) {
                 Path file = Files.writeString(folder.resolve(each.group(2)), each.group(1));
@@ -275,7 +275,7 @@ class BusTest {
                     plugins.add(program(bus, "-cp", jar, file.toString()).start());
                 }
             }
-            until(() -> host.list().size() == 4);
+            until(() -> host.list().size() == 5);
             for (MatchResult each : all) {
                 if (each.group(3) != null) {
                     Process run = program(bus, "-cp", jar, folder.resolve(each.group(2)).toString()).start();
