@@ -243,13 +243,14 @@ def foreign_owner(address: BusAddress, owner_of: Callable[[Address], int | None]
 
 
 def backoff(failures: int, timings: ConnectionTimings, *, refused: bool) -> float:
-    """Returns the seconds to wait before the next attempt: exponential, with full jitter.
+    """Returns the seconds to wait before the next attempt: exponential, with jitter.
 
     Args:
         failures: attempts in a row that failed before the last one.
-        refused: whether the bus is there and refuses this peer; the pauses are longer then.
+        refused: whether the bus is there and refuses this peer; the pauses are longer then, and none is near 0.
     """
     longest, first = timings.max_pause, timings.first_pause
     if refused:
         longest, first = timings.max_refused_pause, 10 * timings.first_pause
-    return random.uniform(0.0, min(longest, first * 2 ** min(failures, 20)))
+    pause = min(longest, first * 2 ** min(failures, 20))
+    return random.uniform(pause / 2 if refused else 0.0, pause)
