@@ -10,6 +10,7 @@ from tests.support.waiting import within
 from toolbus.sdk.connection_settings import ConnectionTimings
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
+from toolbus.sdk.reconnect import backoff
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -130,3 +131,12 @@ async def test_a_small_limit_for_results_holds_too() -> None:
     async with played_bus(call) as bus, plugin_with(bus.address, big):
         await within(answered.wait())
     assert codes == {98: 0, 99: pb.ERROR_CODE_RESULT_TOO_LARGE}
+
+
+def test_pauses_grow_to_a_limit_and_none_is_near_zero_at_a_bus_that_refuses() -> None:
+    timings = ConnectionTimings(first_pause=0.1, max_pause=1.0, max_refused_pause=4.0)
+    for failures in range(12):
+        lost = [backoff(failures, timings, refused=False) for _ in range(50)]
+        refused = [backoff(failures, timings, refused=True) for _ in range(50)]
+        assert all(0.0 <= pause <= min(1.0, 0.1 * 2**failures) for pause in lost)
+        assert all(min(4.0, 2**failures) / 2 <= pause <= min(4.0, 2**failures) for pause in refused)
