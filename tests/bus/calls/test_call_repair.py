@@ -64,6 +64,21 @@ def test_arguments_of_blanks_are_an_empty_object(arguments: str) -> None:
     assert arrived(core, host, plugin, "d", arguments) == '{"a":1}'
 
 
+def test_blanks_of_unicode_around_arguments_are_left_out() -> None:
+    core = Core()
+    host, plugin = core.peer("h"), core.plugin("p", NUMBER, of("d", a={"default": 1}))
+    assert arrived(core, host, plugin, "n", '\ufeff{"a":5}\u00a0') == '{"a":5}'
+    assert arrived(core, host, plugin, "d", "\u3000{}") == '{"a":1}'
+
+
+def test_a_default_is_filled_in_as_the_integer_that_is_asked() -> None:
+    core = Core()
+    host = core.peer("h")
+    plugin = core.plugin("p", of("d", a={"type": "integer", "default": 1.0}, b={"type": "number", "default": 2.0}))
+    assert arrived(core, host, plugin, "d", "{}") == '{"a":1,"b":2.0}'
+    assert arrived(core, host, plugin, "d", '{"a":3}') == '{"a":3,"b":2.0}'
+
+
 def test_an_object_that_was_written_as_text_is_read_without_the_keys_that_only_a_host_may_set() -> None:
     core = Core()
     host, plugin = core.peer("h"), core.plugin("p", NUMBER)

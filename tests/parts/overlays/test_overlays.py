@@ -114,6 +114,21 @@ async def test_every_way_in_reaches_the_tool_with_the_arguments_of_its_author(wo
     assert world.got == [["/srv/notes", "a.txt", "text"]]
 
 
+async def test_repaired_arguments_and_defaults_reach_the_tool_under_their_authors_names(tmp_path: Path) -> None:
+    file, got = tmp_path / "overlays.toml", list[Any]()
+    file.write_text('["local:add"]\n["local:add".arguments]\nleft = {name = "first"}\n')
+    async with running_bus(overlays=file) as bus:
+
+        @bus.tool(description="Adds.")  # type: ignore[untyped-decorator]
+        def add(left: int, right: int = 1) -> int:
+            got.append([left, right])
+            return left + right
+
+        for given in ({"first": 2}, {"first": "3", "right": 4}):
+            assert not (await within(bus.call("add", given))).is_error
+    assert got == [[2, 1], [3, 4]]
+
+
 @pytest.mark.parametrize("given", [{"root": "/"}, {"mode": "raw"}, {"path": "b"}])
 async def test_nobody_gives_a_fixed_hidden_or_renamed_argument(world: World, given: dict[str, str]) -> None:
     result = await world.call("read_note", file="a", **given)

@@ -374,7 +374,9 @@ class CallArguments:
         tool, defaults = declaration.tool, checker.defaults
         if defaults is None or not self._repairs or tool.no_repair or (tool.council_eligible and not arguments):
             return None
-        return filled(checker, defaults, text, arguments, self._limits.arguments_bytes - 4 * len(text))
+        limit = self._limits.arguments_bytes
+        complete = filled(checker, defaults, text, arguments, limit - 4 * len(text))
+        return complete and with_whole_numbers(checker, complete, limit)  # a default may be 1.0
 
     def _repair(self, checker: ArgumentChecker, text: str, arguments: Any, strips: frozenset[str]) -> str | None:
         """Returns the text of arguments that fit, None if repairs do not help."""

@@ -340,12 +340,11 @@ def with_whole_numbers(checker: ArgumentChecker, text: str, limit: int) -> str:
     """
     if not checker.has_integers or MAYBE_WHOLE not in text:
         return text
-    plain = str(text)
-    value = load_arguments(plain)
+    value = load_arguments(text)
     places = list(_whole(value, ()))
     if not places or len(places) > MAX_REPAIRS:
         return text
-    fractions = load_arguments(plain)
+    fractions = load_arguments(text)
     for path, number in places:
         apply(Fix(path, number + 0.5 if abs(number) < MAX_WHOLE / 4 else 0.5), fractions)
     integers = {path for error in checker.errors(fractions, 2 * MAX_REPAIRS) or () for path in _integer_places(error)}

@@ -756,6 +756,8 @@ def load_arguments(text: str) -> Any:
     try:
         value = _loads(text)
     except orjson.JSONDecodeError as problem:
+        if type(text) is not str:  # repaired arguments, which are a class of their own
+            return load_arguments(str(text))
         if text == "":
             return {}
         fix = "send it as a string" if "infinity" in str(problem) else "correct it"

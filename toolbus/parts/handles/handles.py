@@ -194,7 +194,7 @@ class Handles:
         if URI not in text or declaration.tool.name == READER:
             return text
         try:
-            arguments = load_arguments(str(text))  # not a repaired text, which is a class of its own
+            arguments = load_arguments(text)
         except ValueError:
             return text
         given = arguments.items() if isinstance(arguments, dict) else ()
