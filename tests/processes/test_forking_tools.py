@@ -81,7 +81,8 @@ os.waitpid(pid, 0)
 
 # A host that calls in each child of a program that forks first; grpc is imported before, as with gunicorn's preload.
 FORKED_HOSTS = """
-import asyncio, os, sys
+import asyncio, gc, os, sys
+from concurrent.futures import ThreadPoolExecutor
 import toolbus
 from toolbus import Host, SyncHost
 import toolbus.sdk.host, grpc
@@ -116,13 +117,16 @@ codes.append(os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]))
 # A host that is made before the forks is one of its own in each.
 shared, (here, ready), (go, there) = SyncHost(), os.pipe(), os.pipe()
 
+gc.disable()  # the loop of its parent is still counted
+
 def polls():
     fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")] if sys.platform == "linux" else []
     return sum("eventpoll" in os.readlink(fd) for fd in fds if os.path.exists(fd) or os.path.islink(fd))
 
 def work(way):
     before = polls()
-    shared.call("square", {"number": 3}).unwrap()
+    with ThreadPoolExecutor(4) as threads:  # which make its first calls at once
+        list(threads.map(lambda number: shared.call("square", {"number": number}).unwrap(), range(4)))
     alone = polls() > before or sys.platform != "linux"
     os.write(ready, b".")
     os.read(go, 1)  # all have attached

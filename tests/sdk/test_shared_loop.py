@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,41 @@ async def test_what_raises_in_the_loop_does_not_reach_the_program(shared: Shared
     assert shared.turn(asyncio.get_running_loop(), fail, None)
     assert [str(problem) for problem in problems] == ["broken"]
     await lent(shared)
+
+
+async def test_what_an_interrupted_turn_had_scheduled_runs_all_the_same(shared: SharedLoop) -> None:
+    await lent(shared)
+    ran, fired = asyncio.Event(), asyncio.Event()
+
+    def interrupted(scheduled: Callable[[], object]) -> None:
+        scheduled()
+        raise KeyboardInterrupt
+
+    for schedule in (lambda: shared.loop.call_soon(ran.set), lambda: shared.loop.call_later(0.01, fired.set)):
+        with pytest.raises(KeyboardInterrupt):
+            shared.turn(asyncio.get_running_loop(), interrupted, schedule)
+    await within(ran.wait())
+    await within(fired.wait())
+
+
+async def test_nothing_in_a_turn_sees_a_variable_of_its_caller(shared: SharedLoop) -> None:
+    await lent(shared)
+    user, seen = ContextVar("user", default="nobody"), list[str]()
+    user.set("a caller")
+    loop = shared.loop
+    assert isinstance(loop, TurnLoop)
+
+    def look() -> None:
+        seen.append(user.get())
+
+    def turn(_: Any) -> None:
+        look()
+        loop.call_soon(look)
+        loop.call_at_end(look)
+        loop.call_at_end(lambda: loop.call_soon(look))
+
+    assert shared.turn(asyncio.get_running_loop(), turn, None)
+    assert seen == ["nobody"] * 4
 
 
 def in_a_loop_of_its_own(shared: SharedLoop, then: Callable[[], None] = lambda: None) -> None:

@@ -184,6 +184,7 @@ class HostBase:
         self._connection, self._made_by = self._open(), os.getpid()
         self._listed_by: Connection | None = None  # the bus of the last listing; None before the first
         self._began = 0  # the process that uses it; 0 while none does
+        self._beginning = threading.Lock()  # several threads may make the first calls
         self._closed = False
         self._lender: Plugin | None = None  # offers this host's model; None while it lends none
 
@@ -224,10 +225,12 @@ class HostBase:
             raise PeerLost(f"host {self.source!r} is closed: make a new one")
         subscribe = feed is not None and self._delegate.subscribe(feed)
         if not self._began:
-            self._began = os.getpid()
-            if self._began != self._made_by:  # a fork would share its loop's descriptors with this process
-                self._connection = self._open()
-            self._connection.start()
+            with self._beginning:
+                if not self._began:
+                    if os.getpid() != self._made_by:  # a fork would share its loop's descriptors with this process
+                        self._connection = self._open()
+                    self._began = os.getpid()
+                    self._connection.start()
         elif self._began != os.getpid():
             raise SetupError(f"host {self.source!r} was used before this process was forked: make one in each process")
         elif subscribe:

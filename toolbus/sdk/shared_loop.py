@@ -329,9 +329,12 @@ class SharedLoop:
             result = self._context.run(function, argument)
         except Exception as error:
             loop.call_exception_handler({"message": f"{function!r} raised in a turn", "exception": error})
+        except BaseException:  # such as KeyboardInterrupt, which a program may survive
+            self._plan(program, 0.0)
+            raise
         finally:
             for each in loop.at_end:
-                each()
+                self._context.run(each)
             loop.at_end = None
             asyncio._set_running_loop(program)
             self.in_turn_of = None
