@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import datetime
 import math
 import re
@@ -98,6 +99,32 @@ class Trip(pydantic.BaseModel):
         if days % 7:
             raise ValueError("choose whole weeks")
         return days
+
+
+class ValidationError(Exception):
+    """As pydantic 1 raises it."""
+
+    def errors(self) -> list[Any]:
+        return []
+
+
+@dataclasses.dataclass
+class OldTrip:
+    days: int
+
+    def __post_init__(self) -> None:
+        raise ValidationError("choose whole weeks")
+
+
+async def test_a_value_that_a_model_of_another_library_refuses_is_named_too() -> None:
+    def tool(trip: OldTrip) -> None: ...
+
+    error = (await run(tool, {"trip": {"days": 3}})).error
+    assert error is not None
+    assert (error.code, error.message) == (
+        Code.INVALID_ARGUMENTS,
+        "ValidationError: argument 'trip': choose whole weeks",
+    )
 
 
 async def test_a_value_that_its_type_refuses_is_named_with_the_rule() -> None:

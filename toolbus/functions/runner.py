@@ -201,7 +201,8 @@ def _keywords(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolSco
 
 def _misconverted(scope: ToolScope, name: str, value: Any, problem: Exception) -> Result:
     kind, text = type(problem).__name__, str(problem)
-    if callable(errors := getattr(problem, "errors", None)) and kind == "ValidationError":  # pydantic's text has URLs
+    if hasattr(problem, "error_count") and callable(errors := getattr(problem, "errors", None)):
+        # The text of pydantic 2 has URLs.
         faults = errors(include_url=False, include_context=False, include_input=False)
         text = "; ".join(": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in faults)
     elif isinstance(value, str) and value[:80] not in text:
