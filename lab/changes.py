@@ -196,14 +196,14 @@ async def play(count: int, say: Callable[[str], None]) -> dict[str, tuple[list[f
     return outcome
 
 
-def judge(outcome: dict[str, tuple[list[float], int]]) -> list[Verdict]:
-    """Returns the verdicts about a run."""
+def judge(outcome: dict[str, tuple[list[float], int]], hold_seconds: float = HOLD_SECONDS) -> list[Verdict]:
+    """Returns the verdicts about a run, in which changes have to hold after so many seconds."""
     verdicts = []
     for kind, (seconds, late) in outcome.items():
         half, most, longest = quantile(seconds, 0.5), quantile(seconds, 0.99), max(seconds)
         shown = f"{half:.3f} s, {most:.3f} s, {longest:.3f} s"
         what = f"{kind} holds at every other bus after (half, 99 of 100, longest)"
-        verdicts.append(Verdict(what, f"≤ {HOLD_SECONDS:g} s", shown, most <= HOLD_SECONDS))
+        verdicts.append(Verdict(what, f"≤ {hold_seconds:g} s", shown, most <= hold_seconds))
         verdicts.append(none(f"changes of {kind} that did not hold in the next call of the same bus", late))
     return verdicts
 

@@ -30,7 +30,8 @@ def test_changes_that_hold_late_or_not_at_once_where_they_were_made_are_named() 
 
 def test_a_short_run_of_changes_has_all_kinds_hold_at_the_other_buses() -> None:
     outcome = asyncio.run(changes.play(2, print))
-    assert all(verdict.good for verdict in changes.judge(outcome))
+    verdicts = changes.judge(outcome, changes.GIVE_UP_SECONDS)  # a busy machine takes longer than a second
+    assert all(verdict.good for verdict in verdicts)
     assert [len(seconds) for seconds, _ in outcome.values()] == [4, 4, 4, 6]
 
 
