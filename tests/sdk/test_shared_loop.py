@@ -297,6 +297,18 @@ async def test_what_an_interrupted_turn_had_scheduled_runs_all_the_same(shared: 
             shared.turn(asyncio.get_running_loop(), interrupted, schedule)
     await within(ran.wait())
     await within(fired.wait())
+    loop, ended, written = shared.loop, asyncio.Event(), asyncio.Event()
+    assert isinstance(loop, TurnLoop)
+
+    def interrupted_once() -> None:
+        if not ended.is_set():
+            ended.set()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shared.turn(asyncio.get_running_loop(), loop.call_at_end, interrupted_once)
+    loop.call_soon_threadsafe(loop.call_at_end, written.set)
+    await within(written.wait())
 
 
 async def test_nothing_in_a_turn_sees_a_variable_of_its_caller(shared: SharedLoop) -> None:

@@ -107,7 +107,7 @@ class TurnLoop(asyncio.SelectorEventLoop):
         return super().call_at(when, callback, *args, context=context)
 
     def call_at_end(self, function: Callable[[], object]) -> None:
-        """Calls a function, which raises nothing, at the end of this turn, or soon."""
+        """Calls a function, which raises nothing, at the end of this turn, or soon; again if that was interrupted."""
         if self.at_end is None:
             self.call_soon(function)
         else:
@@ -322,19 +322,22 @@ class SharedLoop:
         assert loop is not None  # only such a loop is lent
         if loop.waits:
             self._run_turn(program, looks=False)  # what came before goes first
-        loop.at_end, result = [], None
-        self.in_turn_of = program
-        asyncio._set_running_loop(loop)
+        at_end, result = list[Callable[[], object]](), None
+        loop.at_end, self.in_turn_of = at_end, program
         try:
-            result = self._context.run(function, argument)
-        except Exception as error:
-            loop.call_exception_handler({"message": f"{function!r} raised in a turn", "exception": error})
-        except BaseException:  # such as KeyboardInterrupt, which a program may survive
+            asyncio._set_running_loop(loop)
+            try:
+                result = self._context.run(function, argument)
+            except Exception as error:
+                loop.call_exception_handler({"message": f"{function!r} raised in a turn", "exception": error})
+            for each in at_end:
+                self._context.run(each)
+        except BaseException:  # such as KeyboardInterrupt, which a program may survive: all that waits runs soon
+            for each in at_end:
+                loop.call_soon(each)
             self._plan(program, 0.0)
             raise
         finally:
-            for each in loop.at_end:
-                self._context.run(each)
             loop.at_end = None
             asyncio._set_running_loop(program)
             self.in_turn_of = None
