@@ -44,11 +44,13 @@ class ChaosTool:
 
     Attributes:
         parts: the processes that run it.
+        trusted: whether the bus believes its hints: not those of files in a folder.
     """
 
     name: str
     idempotent: bool
     parts: tuple[str, ...]
+    trusted: bool = True
 
 
 BUS = "bus"
@@ -91,7 +93,8 @@ def tools(parts: Sequence[Part]) -> dict[str, ChaosTool]:
         its = [part for part in parts if part.source == source]
         for idempotent in (False,) if its[0].kind is Kind.CALLBACK else (False, True):
             name = tool_name(its[0], idempotent)
-            found[name] = ChaosTool(name, idempotent, tuple(part.name for part in its))
+            trusted = its[0].kind is not Kind.FOLDER
+            found[name] = ChaosTool(name, idempotent, tuple(part.name for part in its), trusted)
     return found
 
 

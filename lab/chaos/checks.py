@@ -138,9 +138,10 @@ def _dishonest(call: Call) -> str | None:
         return f"{call} got {_words(call)} and ran at {call.began[0].part}"
     if stage == "ACCEPTED" and not call.began:
         return f"{call} got {_words(call)} and never ran"
-    if safe and not call.tool.idempotent and call.began:
+    if safe and not (call.tool.idempotent and call.tool.trusted) and call.began:
         return f"{call} may be repeated by its result ({_words(call)}) and ran at {call.began[0].part}"
-    if code == "UNAVAILABLE" and call.tool.idempotent and not safe and stage in ("DISPATCHED", "ACCEPTED"):
+    repeatable = call.tool.idempotent and call.tool.trusted
+    if code == "UNAVAILABLE" and repeatable and not safe and stage in ("DISPATCHED", "ACCEPTED"):
         return f"{call} must not be repeated by its result ({_words(call)}), though its tool is idempotent"
     if code == "DEADLINE_EXCEEDED":
         early = call.deadline - call.results[0].at
