@@ -242,6 +242,19 @@ def test_without_roles_tools_wait_for_roles_that_are_added_later() -> None:
     assert names(registry, "r1") == ["t"]
 
 
+def test_the_first_role_removes_for_watchers_what_was_listed_without_roles_and_loses_its_name() -> None:
+    registry = Registry(())
+    offers(registry, "two", tool("t"), tool("u"))
+    registry.register(PeerDouble("one"), offered(tool("t", role="r1")))
+    known = registry.revision
+    registry.add_role("r1")
+    changes = registry.since(known)
+    assert ([(each.tool.name, each.source) for each in changes.added], changes.removed) == (
+        [("t", "one")],
+        (("t", "two"),),
+    )
+
+
 def test_a_full_role_is_named_with_tool_and_limit_and_the_others_take_the_tool() -> None:
     registry = Registry(("r1", "r2"), tools_per_role=1)
     offers(registry, "one", tool("a", role="r1"))

@@ -680,6 +680,8 @@ class Registry(Lookups):
                 for handler in entry.handlers():
                     if handler.awaits_roles and role in entry.roles_of(handler):
                         self._index.review(handler, entry, role, True)
+            for entry in () if self._configured else self.tables.future.entries.values():
+                self._journalize(entry, self._visible(entry))  # some were listed until now, and lost their name
             self.tables.add(role, table)
             self._publish()
 
