@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from lab.stage import free_ports
 from tests.support.processes import ROOT, environment
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
@@ -87,13 +88,6 @@ def weather() -> Iterator[tuple[int, list[Any]]]:
             serving.join()
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 async def offered(bus: Bus, *names: str) -> None:
     """Waits until exactly these tools are offered."""
     async with asyncio.timeout(WAIT_SECONDS):
@@ -138,7 +132,7 @@ async def test_the_documented_functions_register_a_tool_that_is_listed_called_an
 
 
 async def test_a_documented_plugin_that_is_up_before_the_bus_is_registered_at_its_next_try() -> None:
-    port, naps = free_port(), Naps()
+    (port,), naps = free_ports(1), Naps()
     plugin = documented(f"http://127.0.0.1:{port}", 9876, naps)
     registering = asyncio.create_task(plugin["register_with_retry"]())
     async with asyncio.timeout(WAIT_SECONDS):
@@ -150,7 +144,7 @@ async def test_a_documented_plugin_that_is_up_before_the_bus_is_registered_at_it
 
 
 async def test_a_documented_plugin_ends_without_an_error_if_the_bus_has_stopped() -> None:
-    plugin = documented(f"http://127.0.0.1:{free_port()}", 9876)
+    plugin = documented(f"http://127.0.0.1:{free_ports(1)[0]}", 9876)
     async with asyncio.timeout(WAIT_SECONDS):
         await plugin["unregister_on_shutdown"]()
 
@@ -198,7 +192,7 @@ async def test_the_rest_plugin_answers_calls_and_unregisters_on_a_signal(tmp_pat
 
 
 async def test_a_killed_rest_plugin_goes_offline_and_is_back_when_it_is_started_again(tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     async with running_bus(http="127.0.0.1:0") as bus:
         main_server = f"http://{bus.http_address}"
         with plugin_process(tmp_path, main_server, port) as process:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.stage import free_ports
 from tests.faults.test_persisted_processes import Serve
 from tests.support.processes import environment
 from tests.support.waiting import until_sync
 
 PROGRAM = Path(__file__).with_name("plugin_server.py")
 TOOLS = 35
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @contextmanager
@@ -51,7 +46,7 @@ def all_work(bus: Serve) -> bool:
 
 @pytest.mark.parametrize("persisted", [True, False], ids=["persisted", "ephemeral"])
 def test_all_tools_of_a_plugin_server_are_called_again_after_a_kill_of_the_bus(tmp_path: Path, persisted: bool) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     words = ("--http", f"127.0.0.1:{port}", *(("--data-dir", tmp_path / "data") if persisted else ("--ephemeral",)))
     with plugin_server(port):
         with Serve(tmp_path, *words) as bus:
@@ -65,7 +60,7 @@ def test_all_tools_of_a_plugin_server_are_called_again_after_a_kill_of_the_bus(t
 
 
 def test_a_plugin_server_that_was_started_again_without_its_plugins_leaves_no_tools(tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     with Serve(tmp_path, "--http", f"127.0.0.1:{port}", "--data-dir", tmp_path / "data") as bus:
         with plugin_server(port) as own:
             until_sync(lambda: all_work(bus), "all tools at first")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from lab.stage import free_ports
 from tests.browser.chromium import Page, chromium_page
 from tests.parts.console.page.looking import open_console
 from tests.parts.console.page.world import World
@@ -32,11 +32,6 @@ _STATE_CHANGED = """new Promise(done => {
 })"""
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest_asyncio.fixture
 async def page() -> AsyncIterator[Page]:
     async with chromium_page() as page:
@@ -47,7 +42,7 @@ async def page() -> AsyncIterator[Page]:
 async def test_a_killed_bus_is_seen_at_once_and_whole_again_without_a_reload(
     page: Page, tmp_path: Path, figure: Callable[[str, str], None]
 ) -> None:
-    grpc, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    grpc, http = (f"127.0.0.1:{port}" for port in free_ports(2))
     words = ("serve", "--ephemeral", "--grpc", grpc, "--http", http)
     plugin = catalog(grpc, TOOLS)
     with Running(tmp_path, *words) as first:
@@ -79,7 +74,7 @@ async def test_a_killed_bus_is_seen_at_once_and_whole_again_without_a_reload(
 async def test_a_bus_that_hangs_is_seen_though_nothing_breaks_and_its_return_too(
     page: Page, tmp_path: Path, figure: Callable[[str, str], None]
 ) -> None:
-    grpc, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    grpc, http = (f"127.0.0.1:{port}" for port in free_ports(2))
     with Running(tmp_path, "serve", "--ephemeral", "--grpc", grpc, "--http", http) as bus:
         await asyncio.to_thread(bus.says, "toolbus ready")
         async with Host(grpc) as host:

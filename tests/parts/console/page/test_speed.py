@@ -14,9 +14,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from lab.stage import free_ports
 from tests.browser.chromium import Page, chromium_page
 from tests.parts.console.page.looking import MAX_ROWS, drawn_rows, open_console
-from tests.parts.console.page.test_restart import free_port
 from tests.parts.console.page.world import World
 from tests.parts.console.page.world_plugins import catalog
 from tests.support.processes import Running
@@ -55,7 +55,7 @@ async def page() -> AsyncIterator[Page]:
 
 
 def addresses() -> tuple[str, str]:
-    grpc, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    grpc, http = (f"127.0.0.1:{port}" for port in free_ports(2))
     return grpc, http
 
 
