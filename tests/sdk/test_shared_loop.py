@@ -234,6 +234,17 @@ async def test_a_stream_pauses_its_writer_while_the_other_end_does_not_read_and_
         assert await asyncio.to_thread(other.recv, 10) == b""
 
 
+async def test_a_stream_whose_protocol_fails_ends_and_the_program_goes_on(shared: SharedLoop) -> None:
+    await lent(shared)
+    shared.loop.set_exception_handler(lambda loop, context: None)
+    received, other = connected(shared)
+    received.data = None  # type: ignore[assignment]  # what arrives cannot be added to it
+    with other:
+        other.sendall(b"anything")
+        await until(lambda: received.events == ["lost"])
+        assert await asyncio.to_thread(other.recv, 10) == b""
+
+
 async def test_what_another_thread_or_an_earlier_turn_left_runs_before_the_next_turn(shared: SharedLoop) -> None:
     await lent(shared)
     program, order = asyncio.get_running_loop(), list[str]()

@@ -2,9 +2,10 @@
 
 A switch of threads costs more than a call: a wake-up each way, and two threads that wait for one interpreter lock. So a
 program on asyncio lends its loop (`join`): the callbacks that are ready in the connection's loop then run in one turn
-of the program's, on the program's thread. Every `GUARD_SECONDS` the connection's thread, the guard, checks whether a
-callback is due and does not run because the program computes or blocks. It then runs the loop itself, until the
-program's loop requests it again. So heartbeats are answered whatever the program does.
+of the program's, on the program's thread; a turn in which nothing but data waits reads it without a run of the loop.
+Every `GUARD_SECONDS` the connection's thread, the guard, checks whether a callback is due and does not run because the
+program computes or blocks. It then runs the loop itself, until the program's loop requests it again. So heartbeats are
+answered whatever the program does.
 """
 
 from __future__ import annotations
@@ -147,7 +148,11 @@ class SocketStream(asyncio.Transport):
         except OSError:
             self.abort()
             return True
-        self._protocol.data_received(data)
+        try:
+            self._protocol.data_received(data)
+        except Exception as error:  # as with asyncio's sockets: a protocol that failed gets no more
+            self._loop.call_exception_handler({"message": f"{self._protocol!r} failed", "exception": error})
+            self.abort()
         return True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
