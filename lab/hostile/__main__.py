@@ -33,7 +33,7 @@ PACE_MS = 1.0  # a p99 below it is the machine's pace
 WAITED = 0.5  # of a slice, all added: then the machine held them up
 TIMES, MAX_MB, MAX_DISK_MB, MAX_HELD_MS = 3.0, 100.0, 5.0, 50.0
 KINDS = ("other_user", "page", "sandboxed_tool", "plugin_key", "host_key", "mounted_server", "callback")
-FLOOR = "floor"  # what the machine does to the host where nobody attacks
+FLOOR = "floor"  # what the machine does to the host without an attack
 SANDBOXED = """
 import asyncio, contextlib, os, threading
 import grpc
