@@ -362,7 +362,7 @@ async def test_close_finishes_the_calls_that_it_has() -> None:
 
 
 PROGRAM = """
-import time
+import gc, time
 from toolbus.sdk.plugin_client import Plugin
 
 plugin = Plugin("child", address={address!r})
@@ -378,7 +378,7 @@ async def block(seconds: float) -> str:
     return "done"
 
 plugin.run()
-print("ended in good order")
+print("ended in good order, frozen:", gc.get_freeze_count())
 """
 
 
@@ -410,7 +410,7 @@ async def test_a_signal_finishes_the_calls_and_ends_the_process(tmp_path: Path, 
             child.send_signal(number)
             assert [result.unwrap() for result in await within(calls)] == ["done", "done"]
             out, err = await asyncio.to_thread(child.communicate, timeout=SECONDS)
-            assert (child.returncode, out) == (0, "ended in good order\n"), err
+            assert (child.returncode, out) == (0, "ended in good order, frozen: 0\n"), err
             assert len(await host.list()) == 0
         finally:
             child.kill()

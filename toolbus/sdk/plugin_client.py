@@ -685,12 +685,14 @@ class Plugin:
 
     async def _run(self, on_ready: Callable[[], object] | None, grace_seconds: float) -> None:
         await self.start()
-        notifying = asyncio.ensure_future(self._notify(on_ready))
+        frozen, notifying = gc.get_freeze_count(), asyncio.ensure_future(self._notify(on_ready))
         with _signals(lambda name: self.leave(name, grace_seconds)):
             try:
                 await self.ended()
             finally:
                 notifying.cancel()
+                if not frozen:
+                    gc.unfreeze()  # the program goes on
                 await self.close(0.0)
 
     async def _notify(self, on_ready: Callable[[], object] | None) -> None:
