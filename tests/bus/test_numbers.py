@@ -105,7 +105,7 @@ async def test_who_comes_back_gets_everything_whatever_the_clock_of_the_bus(tmp_
     numbers: list[int] = []
 
     def arrived(text: str) -> bool:
-        return text in said and text in tools
+        return text in said and text in tools and (tmp_path / text).read_text().endswith("\n")
 
     async def follow(host: Host) -> None:
         async for each in host.notifications():
