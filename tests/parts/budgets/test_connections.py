@@ -73,6 +73,15 @@ def test_a_port_that_is_not_full_keeps_all(port: Port) -> None:
     assert not any(map(ended, silent))
 
 
+def test_thousands_of_local_sessions_cost_no_look_at_each(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "share_of_descriptors", lambda share: 100_000)  # more than all others here have
+    monkeypatch.setattr(os, "listdir", lambda path: pytest.fail(f"reads {path}"))
+    QuietConnections(Neighbours(["any"]), quiet_seconds=1000.0).look()
+    for _ in range(FULL):
+        port.connect()
+    assert FULL < connections._tcp_sockets() < 100_000
+
+
 def test_connections_that_this_process_made_stay(port: Port) -> None:
     clients = [port.connect()[0] for _ in range(FULL)]
     port.server.close()  # as if another process served them
