@@ -26,6 +26,7 @@ from toolbus.bus.catalog.schema import (
     MAX_CACHED_SCHEMAS,
     Graph,
     SchemaFault,
+    compile_output_schema,
     compile_schema,
     load_arguments,
 )
@@ -266,6 +267,16 @@ def test_compiled_schemas_of_removed_tools_are_evicted_from_the_cache() -> None:
     oldest, *_, newest = [compile_schema(text, Limits()) for text in texts]
     assert compile_schema(texts[-1], Limits()) is newest
     assert compile_schema(texts[0], Limits()) is not oldest
+
+
+def test_what_takes_much_memory_goes_with_its_tool_and_puts_nothing_out_of_the_cache() -> None:
+    cheap = compiled({"properties": {"a": {"pattern": "^[a-z0-9-]{1,63}$"}}})
+    dear = {"properties": {"a": {"pattern": "^\\p{L}{1,40}$"}}}
+    long = json.dumps({"title": "of an output", "description": "x" * 5_000})
+    for _ in range(MAX_CACHED_SCHEMAS + 1):
+        assert compile_output_schema(long, LIMITS) is not compile_output_schema(long, LIMITS)
+    assert compiled(dear) is not compiled(dear)
+    assert compiled({"properties": {"a": {"pattern": "^[a-z0-9-]{1,63}$"}}}) is cheap
 
 
 def test_no_reference_reaches_a_server_or_a_file(tmp_path: Path) -> None:

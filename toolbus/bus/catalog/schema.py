@@ -8,10 +8,10 @@ Figures were measured with jsonschema-rs 0.60.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -544,9 +544,9 @@ FREE_STEPS, FREE_STATES = 20, 60  # up to here 1 MiB of arguments stays near the
 EXPLAIN_STEPS = 20_000  # each may become an error record of about 10 µs
 EXPLAIN_DEPTH = 512  # steps above one another; each takes up to 1.5 KB of native stack where errors are collected
 SHOWN_FAULTS = 5
-# Cache: compiled schemas outlive their tools, so that a reconnect is cheap: 5 KB each, 57 KB with 30 fields.
-MAX_CACHED_SCHEMAS = 1_024
-CACHED_CHARACTERS = 4096  # longer schemas are seldom shared, and this many of them would take much memory
+# Cache: compiled schemas outlive their tools, so that a reconnect is cheap: 5 KB each, 57 KB with 30 fields. Longer and
+# dearer schemas are seldom shared, and this many of them would take much memory: up to 15 MB each.
+MAX_CACHED_SCHEMAS, CACHED_CHARACTERS, CACHED_COST = 1_024, 4_096, 1_000
 
 ARGUMENTS, OUTPUT = "arguments", "output"  # what a schema is of, as error texts name it
 TOO_MUCH_TO_EXPLAIN = (
@@ -619,10 +619,7 @@ class ArgumentChecker:
         self.text = text  # `explain` builds the graph from it again, so that not every tool keeps one in memory
         self._limits = limits
         self.has_integers = '"integer"' in text
-        exactly = _ASKS_FOR_VALUES(text) is not None
-        self.load: Callable[[str], Any] = load_arguments if exactly else _load_quickly
-        if self.has_integers:
-            self.load = _unless_whole(exactly=exactly)
+        self.load = _loader(exactly=_ASKS_FOR_VALUES(text) is not None, has_integers=self.has_integers)
         self._is_free = size.repeated <= FREE_STEPS and size.states <= FREE_STATES
         self.is_valid: Callable[[object], bool] = validator.is_valid if self._is_free else self._is_valid_if_few
         self.defaults = defaults
@@ -721,9 +718,7 @@ def compile_schema(parameters_json: str, limits: Limits, *, fills_defaults: bool
     Raises:
         SchemaFault: where the schema breaks a rule, exceeds a limit or could stop the bus.
     """
-    if len(parameters_json) <= CACHED_CHARACTERS:
-        return _compile_once(parameters_json, limits, fills_defaults=fills_defaults)
-    return _compile(parameters_json, limits, fills_defaults=fills_defaults)
+    return _compile_once(parameters_json, limits, ARGUMENTS, fills_defaults=fills_defaults)
 
 
 def compile_output_schema(output_schema_json: str, limits: Limits) -> ArgumentChecker:
@@ -777,22 +772,12 @@ def load_arguments(text: str) -> Any:
     return _load_exactly(text)
 
 
-def _load_quickly(text: str) -> Any:
-    """Does the same as `load_arguments`, but turns integers beyond 64 bits into floats."""
-    if len(text) > 2 * ARGUMENT_DEPTH:
-        return load_arguments(text)
-    try:
-        return _loads(text)
-    except orjson.JSONDecodeError:
-        return load_arguments(text)
-
-
-def _unless_whole(*, exactly: bool) -> Callable[[str], Any]:
-    """Returns what loads arguments for a schema with integers; one function, since each call pays for it."""
+def _loader(*, exactly: bool, has_integers: bool) -> Callable[[str], Any]:
+    """Returns what loads arguments for a schema: unless exactly, integers beyond 64 bits may become floats."""
     longest = 0 if exactly else 2 * ARGUMENT_DEPTH
 
     def load(text: str) -> Any:
-        if MAYBE_WHOLE in text:
+        if has_integers and MAYBE_WHOLE in text:
             raise ValueError("a whole number may be written as a fraction")
         if len(text) > longest:
             return load_arguments(text)
@@ -822,12 +807,20 @@ def _load_exactly(text: str) -> Any:
     return json.loads(text, parse_int=integer)
 
 
-@functools.lru_cache(maxsize=MAX_CACHED_SCHEMAS)
-def _compile_once(text: str, limits: Limits, noun: str = ARGUMENTS, *, fills_defaults: bool = True) -> ArgumentChecker:
-    return _compile(text, limits, noun, fills_defaults=fills_defaults)  # errors are not cached
+_compiled = OrderedDict[tuple[str, Limits, str, bool], ArgumentChecker]()  # the last used is the last
 
 
-def _compile(text: str, limits: Limits, noun: str = ARGUMENTS, *, fills_defaults: bool = True) -> ArgumentChecker:
+def _compile_once(text: str, limits: Limits, noun: str, *, fills_defaults: bool = True) -> ArgumentChecker:
+    key = text, limits, noun, fills_defaults
+    checker = _compiled.pop(key, None) or _compile(text, limits, noun, fills_defaults=fills_defaults)
+    if len(text) <= CACHED_CHARACTERS and checker.compile_cost <= CACHED_COST:
+        _compiled[key] = checker
+        if len(_compiled) > MAX_CACHED_SCHEMAS:
+            _compiled.popitem(last=False)
+    return checker
+
+
+def _compile(text: str, limits: Limits, noun: str, *, fills_defaults: bool) -> ArgumentChecker:
     schema, warnings, left_out = normal_form(_read(text, limits))
     graph = Graph(schema, limits)
     size, engine = graph.measure()
