@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from toolbus.protocol.tool import MIB
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
-    """Answers with what was asked; `/to/…` redirects, `/long` answers without end."""
+    """Answers with what was asked; `/to/…` redirects, `/long` without end, `/charset` in one that nobody knows."""
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
@@ -49,6 +50,8 @@ class _Api(http.server.BaseHTTPRequestHandler):
         content = json.dumps(asked).encode()
         self.send_response(418)
         self.send_header("X-Own", "yes")
+        if self.path == "/charset":
+            self.send_header("Content-Type", "text/plain; charset=klingon")
         self.end_headers()
         self.wfile.write(content)
 
@@ -109,6 +112,14 @@ async def test_an_extension_uses_what_its_operator_granted(load: Load, tmp_path:
         "fetched": [False, 418, "yes", "GET"],
         "may": True,
     }
+
+
+async def test_an_answer_that_cannot_be_read_is_an_error_that_the_handler_can_catch(load: Load, port: int) -> None:
+    grants = FileGrants((), (), (Target("127.0.0.1", port),), ())
+    body = f"try {{ await fetch('http://127.0.0.1:{port}/charset') }} catch (error) {{ return error.message }}"
+    loaded = load({"kb.js": answering(body)}, is_extension=True, grants=grants)
+    scope = ToolScope("c1", "t", deadline=time.monotonic() + 20)
+    assert "klingon" in (await call(loaded, "t", scope=scope)).output
 
 
 @pytest.mark.parametrize(

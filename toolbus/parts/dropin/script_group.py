@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from http.client import HTTPException
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from toolbus.common.text import clean_lines, list_names, parse_json, shorten
-from toolbus.errors import InvalidTool, SetupError, ToolBusError
+from toolbus.errors import InvalidTool, SetupError
 from toolbus.functions.reply import Err
 from toolbus.functions.runner import CallLost
 from toolbus.functions.tool_spec import ToolSpec
@@ -289,7 +288,7 @@ class ScriptGroup:
                 fields["answer"] = asyncio.run_coroutine_threadsafe(
                     self._generate(arguments[0], scope), self._loop
                 ).result()
-        except (ToolBusError, ValueError, TypeError, KeyError, RecursionError, OSError, HTTPException) as error:
+        except Exception as error:  # whatever it is: a request without an answer waits for ever
             fields["error"] = str(error) or type(error).__name__
         self._engine.notify("answered", fields)
 
