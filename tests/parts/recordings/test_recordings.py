@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.processes import Running, toolbus
-from tests.support.waiting import until_sync
+from tests.support.waiting import until, until_sync
 from toolbus import Bus, Host, Plugin
 from toolbus.errors import InvalidRequest
 from toolbus.parts.guards.settings import GuardRule
@@ -231,6 +231,18 @@ async def test_recordings_are_chosen_bounded_counted_and_end_unread(monkeypatch:
             assert "there is no recording 'none'" in gone.error.message
             await read(bus)  # drops the unread ones
             assert len(bus.core.calls.dispatcher.interceptors) == len(plain) + 1
+
+
+async def test_a_recording_that_nobody_ever_reads_ends_and_calls_pay_nothing_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toolbus.parts.recordings.room.READ_SECONDS", 0.05)
+    monkeypatch.setattr("toolbus.parts.recordings.room.LOOK_SECONDS", 0.02)
+    async with running_bus() as bus:
+        plain = bus.core.calls.dispatcher.interceptors
+        await read(bus)
+        assert len(bus.core.calls.dispatcher.interceptors) == len(plain) + 1
+        await until(lambda: bus.core.calls.dispatcher.interceptors == plain, "the end of the recording")
 
 
 async def test_models_and_keys_without_the_scope_cannot_record() -> None:

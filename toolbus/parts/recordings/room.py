@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from toolbus.parts.recordings.recording import MAX_RECORDINGS, READ_SECONDS, Rec
 from toolbus.sdk import ToolScope, llm_tool
 
 MAX_WAIT_SECONDS = 30.0
+LOOK_SECONDS = 5.0  # between two looks for recordings that nobody reads
 
 
 class RecordingsRoom(Room):
@@ -28,6 +28,10 @@ class RecordingsRoom(Room):
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         return [self.record_calls]
+
+    async def start(self) -> None:
+        """Begins to look for recordings that nobody reads."""
+        self.repeat(LOOK_SECONDS, self._drop_unread, "looked for recordings that nobody reads")
 
     async def drain(self) -> None:
         """Ends the recordings: a reader that waits would hold the shutdown up."""
@@ -80,7 +84,6 @@ class RecordingsRoom(Room):
         read = recordings[recording]
         wait = 0.0 if self._draining else min(max(wait_seconds, 0.0), MAX_WAIT_SECONDS)
         calls = await read.read(wait)
-        asyncio.get_running_loop().call_later(READ_SECONDS + 1, self._drop_unread)
         return {"recording": recording, "calls": calls, "lost": read.lost}
 
     def _drop_unread(self) -> None:
