@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -269,6 +271,21 @@ async def test_what_is_above_the_memory_goes_to_files_and_lives_on(tmp_path: Pat
     assert [path.stat().st_mode & 0o77 for path in (tmp_path / "results").iterdir()] == [0, 0]
 
 
+async def test_a_result_that_does_not_fit_onto_the_disk_is_gone_and_leaves_nothing_there(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "results", memory_bytes=0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        uri = put(store, b"1" * 60_000)
+        await store.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert got(store, uri) is None
+    assert list((tmp_path / "results").iterdir()) == []
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}\n", b"not a header", None])
 async def test_a_damaged_file_is_gone_never_wrong(tmp_path: Path, damage: bytes | None) -> None:
     store = store_of(tmp_path / "results", memory_bytes=0)
@@ -316,7 +333,7 @@ from toolbus.parts.handles.settings import ResultRules
 from toolbus.testing import running_bus
 
 async def main():
-    rules = ResultRules(above=4_096, memory_bytes=30_000)
+    rules = ResultRules(above=4_096, memory_bytes=60_000)
     async with running_bus(results=rules, data_dir=Path(sys.argv[1])) as bus:
         @bus.tool
         def many(number: int) -> str:
@@ -336,6 +353,8 @@ async def test_after_a_kill_each_handle_has_the_right_bytes_or_is_gone(tmp_path:
     assert process.stdout is not None
     lines = [await within(process.stdout.readline()) for _ in range(40)]
     process.kill()  # while it writes
+    rest = await within(process.stdout.read())  # it went on until then, and the newest of all is looked at
+    lines += [line for line in rest.splitlines(keepends=True) if line.endswith(b"\n")]
     await process.wait()
     (tmp_path / "results" / "unfinished.new").write_bytes(b"{")
     async with running_bus(results=ResultRules(above=4_096), data_dir=tmp_path) as bus:

@@ -261,9 +261,13 @@ def _write_file(path: Path, stored: Stored, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     header = {name: value for name, value in asdict(stored).items() if name != "content"}
     unfinished = path.with_name(f"{path.name}.new")
-    with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(json.dumps(header).encode() + b"\n" + content)
-    unfinished.replace(path)
+    try:
+        with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(json.dumps(header).encode() + b"\n" + content)
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _header_of(path: Path) -> Stored | None:
