@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.waiting import within
 from toolbus.parts.moving.neko.absences import IGNORED, OBJECTS, RAISING
-from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, PluginRouter, outlet_of
+from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, PluginRouter
 from toolbus.parts.moving.neko.plugin_config import JsonFile, PluginConfig, PluginStore
 from toolbus.parts.moving.neko.plugin_context import PluginContext, describe_message
 from toolbus.parts.moving.neko.plugin_folder import use_sdk
@@ -460,12 +460,20 @@ def test_a_message_of_an_older_version_or_without_a_text_has_one(message: dict[s
     assert describe_message(message)[0] == text
 
 
+async def test_a_plugin_that_reads_its_configuration_by_its_context_gets_the_file_as_it_is_now(tmp_path: Path) -> None:
+    read = iter([{"weather": {"city": "Rome"}}])
+    ctx = PluginContext("p", plugin_logger("p"), tmp_path, {"weather": {"city": "Oslo"}}, read=lambda: next(read))
+    assert (await ctx.get_own_config())["config"]["weather"] == {"city": "Oslo"}
+    assert ctx.reload() == ({"weather": {"city": "Oslo"}}, {"weather": {"city": "Rome"}})
+    assert (await ctx.get_own_config())["config"]["weather"] == {"city": "Rome"}
+
+
 def test_messages_wait_for_the_connection_and_no_longer(plugin: NekoPluginBase) -> None:
     sent: list[str] = []
     for number in range(40):
         answer = plugin.push_message(parts=[{"type": "text", "text": str(number)}])
     assert answer == {"submitted": False, "reason": "backpressure"}
-    outlet_of(plugin).open(lambda text, data: sent.append(text))
+    plugin.__toolbus_lifecycle__.connected(lambda text, data: sent.append(text))
     assert sent == [str(number) for number in range(32)]
     assert plugin.ctx.push_message(content="later") == {"submitted": True}
     assert sent[-1] == "later"

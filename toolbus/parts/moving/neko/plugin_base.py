@@ -8,7 +8,7 @@ tools in a `ToolSet`; it knows no connection. The program that runs it sets `plu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +16,18 @@ from typing import Any, TypeVar, overload
 
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, collect, cut_description, describe, spec_of
 from toolbus.parts.moving.neko.absences import find_absent, warn_once
-from toolbus.parts.moving.neko.plugin_context import Outlet, PluginContext, Send
+from toolbus.parts.moving.neko.plugin_context import PluginContext, Send
 from toolbus.parts.moving.neko.plugin_i18n import with_master_name
 from toolbus.parts.moving.neko.plugin_lifecycle import RunSync, start_plugin, stop_plugin
 from toolbus.parts.moving.neko.plugin_logger import PluginLogger, plugin_logger
 from toolbus.parts.moving.neko.sdk_errors import EntryConflictError, PluginCallError
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, plugin_source
 
+log = logging.getLogger("toolbus.neko.plugin_base")
+
+C = TypeVar("C", bound=type)
+
+MARK = "__toolbus_class__"  # on a decorated class: the decorator's id, empty for none
 _OF_THE_PLUGIN = ("ctx", "config", "store", "logger", "file_logger", "i18n", "plugin_id", "plugins", "db")
 _OTHER_NAMES = {"_host_ctx": "ctx", "_plugin_id": "plugin_id"}  # that plugins read although they are not public there
 
@@ -102,18 +107,89 @@ class PluginRouter:
         """Is never called; override it if you like."""
 
 
-class PluginServices:
-    """The part of the plugins' base class besides tools. Each attribute is made when it is first used.
+class NekoPluginBase:
+    """Base of plugin classes; methods with `llm_tool` are its tools. Its other attributes are made on first use.
 
     A plugin may replace any of them; the names of toolbus's own attributes begin with ``_toolbus``.
 
     Attributes:
-        plugin_id: names the plugin.
+        plugin_id: names the plugin; set it in the class, or the program that runs the plugin sets it.
         ctx: the argument of the constructor.
     """
 
     plugin_id: str = ""
     ctx: Any = None
+
+    def __init__(self, ctx: Any = None) -> None:
+        """Registers the decorated methods; they run when a model calls them, not before.
+
+        Args:
+            ctx: any value, stored as `self.ctx`.
+        """
+        self.ctx = ctx
+        if not self.plugin_id:
+            self.plugin_id = str(getattr(ctx, "plugin_id", "") or "")
+        tools_of(self)
+
+    @property
+    def __toolbus_lifecycle__(self) -> NekoLifecycle:
+        """How `Plugin.from_object` runs this object."""
+        return NekoLifecycle(self)
+
+    async def on_start(self) -> None:
+        """Runs before the plugin takes calls; override it."""
+
+    async def on_shutdown(self) -> None:
+        """Runs after the plugin's last call; override it."""
+
+    def register_llm_tool(
+        self,
+        name: str,
+        description: str,
+        parameters: dict[str, Any] | None,
+        handler: Callable[..., Any],
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        role: str | None = None,
+        **unknown: Any,
+    ) -> bool:
+        """Adds a tool at run time; a bus that the plugin is attached to gets it at once. Returns True.
+
+        Args:
+            parameters: JSON Schema of the arguments; None means from the handler's type hints.
+            handler: gets the arguments as keywords; sync or async.
+            timeout: seconds a call may take, more than 0 and at most 300.
+            role: the persona that it is for; None or empty means all.
+            unknown: options of newer versions of N.E.K.O. They have no effect, which is logged.
+
+        Raises:
+            EntryConflictError: this object has a tool of that name.
+            ValueError, TypeError: as for `llm_tool`.
+        """
+        if not callable(handler):
+            raise TypeError(f"tool {name!r}: handler must be a function, not {type(handler).__name__}")
+        for option in unknown:
+            warn_once(self, f"register_llm_tool({option}=…)", "toolbus has no such option.")
+        meta = describe(handler, name=name, description=description, parameters=parameters, timeout=timeout, role=role)
+        if not tools_of(self).add(as_sent(spec_of(handler, meta))):
+            raise EntryConflictError(name)
+        return True
+
+    def unregister_llm_tool(self, name: str) -> bool:
+        """Withdraws a tool; returns whether it existed."""
+        return tools_of(self).remove(name)
+
+    def list_llm_tools(self) -> list[dict[str, Any]]:
+        """Returns the tools as plain dicts, in the order of their registration."""
+        return [
+            {
+                "name": spec.tool.name,
+                "description": spec.tool.description,
+                "parameters": spec.tool.parameters,
+                "timeout_seconds": spec.tool.timeout_seconds,
+                "role": spec.tool.role,
+            }
+            for spec in tools_of(self)
+        ]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self, _OTHER_NAMES[name]) if name in _OTHER_NAMES else find_absent(self, name)
@@ -250,104 +326,6 @@ class PluginServices:
         return PluginContext(plugin_id, plugin_logger(plugin_id), Path(path).parent if path else Path.cwd())
 
 
-def outlet_of(plugin: PluginServices) -> Outlet:
-    """Returns the outlet of a plugin's messages."""
-    return plugin._toolbus_context.outlet
-
-
-def _made(base: Path, parts: tuple[str, ...]) -> Path:
-    """Returns a path in a folder, and makes that folder."""
-    base.mkdir(parents=True, exist_ok=True)
-    return base.joinpath(*parts)
-
-
-log = logging.getLogger("toolbus.neko.plugin_base")
-
-C = TypeVar("C", bound=type)
-
-MARK = "__toolbus_class__"  # on a decorated class: the decorator's id, empty for none
-
-
-class NekoPluginBase(PluginServices):
-    """Base of plugin classes; methods with `llm_tool` are its tools.
-
-    Attributes:
-        plugin_id: names the plugin; set it in the class, or the program that runs the plugin sets it.
-        ctx: the argument of the constructor.
-    """
-
-    def __init__(self, ctx: Any = None) -> None:
-        """Registers the decorated methods; they run when a model calls them, not before.
-
-        Args:
-            ctx: any value, stored as `self.ctx`.
-        """
-        self.ctx = ctx
-        if not self.plugin_id:
-            self.plugin_id = str(getattr(ctx, "plugin_id", "") or "")
-        tools_of(self)
-
-    @property
-    def __toolbus_lifecycle__(self) -> NekoLifecycle:
-        """How `Plugin.from_object` runs this object."""
-        return NekoLifecycle(self)
-
-    async def on_start(self) -> None:
-        """Runs before the plugin takes calls; override it."""
-
-    async def on_shutdown(self) -> None:
-        """Runs after the plugin's last call; override it."""
-
-    def register_llm_tool(
-        self,
-        name: str,
-        description: str,
-        parameters: dict[str, Any] | None,
-        handler: Callable[..., Any],
-        timeout: float = DEFAULT_TIMEOUT_SECONDS,
-        role: str | None = None,
-        **unknown: Any,
-    ) -> bool:
-        """Adds a tool at run time; a bus that the plugin is attached to gets it at once. Returns True.
-
-        Args:
-            parameters: JSON Schema of the arguments; None means from the handler's type hints.
-            handler: gets the arguments as keywords; sync or async.
-            timeout: seconds a call may take, more than 0 and at most 300.
-            role: the persona that it is for; None or empty means all.
-            unknown: options of newer versions of N.E.K.O. They have no effect, which is logged.
-
-        Raises:
-            EntryConflictError: this object has a tool of that name.
-            ValueError, TypeError: as for `llm_tool`.
-        """
-        if not callable(handler):
-            raise TypeError(f"tool {name!r}: handler must be a function, not {type(handler).__name__}")
-        for option in unknown:
-            warn_once(self, f"register_llm_tool({option}=…)", "toolbus has no such option.")
-        meta = describe(handler, name=name, description=description, parameters=parameters, timeout=timeout, role=role)
-        if not tools_of(self).add(as_sent(spec_of(handler, meta))):
-            raise EntryConflictError(name)
-        return True
-
-    def unregister_llm_tool(self, name: str) -> bool:
-        """Withdraws a tool; returns whether it existed."""
-        return tools_of(self).remove(name)
-
-    def list_llm_tools(self) -> list[dict[str, Any]]:
-        """Returns the tools as plain dicts, in the order of their registration."""
-        return [
-            {
-                "name": spec.tool.name,
-                "description": spec.tool.description,
-                "parameters": spec.tool.parameters,
-                "timeout_seconds": spec.tool.timeout_seconds,
-                "role": spec.tool.role,
-            }
-            for spec in tools_of(self)
-        ]
-
-
 class NekoLifecycle:
     """What `Plugin.from_object` needs of a plugin object: its tools, and the moments of its life."""
 
@@ -361,36 +339,15 @@ class NekoLifecycle:
 
     async def start(self, run_sync: RunSync, run_timer: RunSync) -> None:
         """Runs its startup methods, starts its timers and follows its configuration; see `start_plugin`."""
-        await start_plugin(self._plugin, run_sync, run_timer, _Configuration(self._plugin))
+        await start_plugin(self._plugin, run_sync, run_timer, self._plugin._toolbus_context)
 
     def connected(self, send: Send) -> None:
         """Sends the messages that it has pushed, and those to come."""
-        outlet_of(self._plugin).open(send)
+        self._plugin._toolbus_context.outlet.open(send)
 
     async def stop(self, run_sync: RunSync) -> None:
         """Ends its timers and runs its shutdown methods; see `stop_plugin`."""
         await stop_plugin(self._plugin, run_sync)
-
-
-class _Configuration:
-    """The files with the configuration of a plugin: its plugin.toml, and config.example.toml for what that lacks."""
-
-    def __init__(self, plugin: NekoPluginBase) -> None:
-        self._plugin = plugin
-
-    def stamp(self) -> object:
-        """Returns a value that differs after a file has changed."""
-        return self._plugin._toolbus_context.stamp()
-
-    def reload(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Reads the files again, for `self.config` too; returns the values from before and those that hold now."""
-        context = self._plugin._toolbus_context
-        before = context.config
-        context.reload()
-        own = self._plugin.__dict__.get("config")
-        if own is not None and callable(replace_base := getattr(own, "replace_base", None)):
-            replace_base(context.config)
-        return before, context.config
 
 
 def tools_of(plugin: NekoPluginBase) -> ToolSet:
@@ -454,3 +411,9 @@ def _mark(cls: Any, id: str) -> Any:
         plugin_source(id)
     setattr(cls, MARK, id)
     return cls
+
+
+def _made(base: Path, parts: tuple[str, ...]) -> Path:
+    """Returns a path in a folder, and makes that folder."""
+    base.mkdir(parents=True, exist_ok=True)
+    return base.joinpath(*parts)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from toolbus.common.whole_file import replace_file
 from toolbus.parts.moving.neko.absences import RAISING
@@ -86,6 +87,7 @@ class JsonFile:
 
 
 V = TypeVar("V")
+P = ParamSpec("P")
 
 
 class PluginConfig:
@@ -279,6 +281,29 @@ class OlderStore:
         """Does nothing: every change is in the file already."""
 
 
+def _checked(key: object) -> str:
+    if not isinstance(key, str) or not key:
+        raise ValidationError(f"store key {key!r:.80} must be a text that is not empty")
+    return key
+
+
+def _awaited(
+    method: Callable[Concatenate[OlderStore, P], V],
+) -> Callable[Concatenate[PluginStore, P], Coroutine[Any, Any, Ok[V] | Err[SdkError]]]:
+    """Returns a method of `OlderStore` as one of `PluginStore`."""
+
+    @functools.wraps(method)
+    async def run(store: PluginStore, /, *given: P.args, **named: P.kwargs) -> Ok[V] | Err[SdkError]:
+        try:
+            return Ok(await asyncio.to_thread(method, store.plain, *given, **named))
+        except SdkError as problem:
+            return Err(problem)
+        except (TypeError, ValueError, RecursionError) as problem:
+            return Err(ValidationError(f"the value cannot be stored as JSON: {problem}"))
+
+    return run
+
+
 class PluginStore:
     """The methods of a store, awaited. Each returns `Ok` or `Err`, as in N.E.K.O., and raises nothing.
 
@@ -300,53 +325,16 @@ class PluginStore:
     def __repr__(self) -> str:
         return f"<PluginStore of {self.plain!r}>"
 
-    async def get(self, key: str, default: Any = None) -> Ok[Any] | Err[SdkError]:
-        """Returns the value of a key, or the default."""
-        return await _result(self.plain.get, key, default)
-
-    async def set(self, key: str, value: Any) -> Ok[None] | Err[SdkError]:
-        """Stores a value under a key."""
-        return await _result(self.plain.set, key, value)
-
-    async def delete(self, key: str) -> Ok[bool] | Err[SdkError]:
-        """Removes a key; the value tells whether it existed."""
-        return await _result(self.plain.delete, key)
+    get, set, delete = _awaited(OlderStore.get), _awaited(OlderStore.set), _awaited(OlderStore.delete)
+    keys, clear, count = _awaited(OlderStore.keys), _awaited(OlderStore.clear), _awaited(OlderStore.count)
+    dump = _awaited(OlderStore.dump)
 
     async def exists(self, key: str) -> Ok[bool] | Err[SdkError]:
         """Tells whether a key is stored."""
-        return await _result(lambda: self.plain.exists(_checked(key)))
-
-    async def keys(self, prefix: str = "") -> Ok[list[str]] | Err[SdkError]:
-        """Returns the keys that begin with a prefix, sorted."""
-        return await _result(self.plain.keys, prefix)
-
-    async def clear(self) -> Ok[int] | Err[SdkError]:
-        """Removes everything; the value is how many keys there were."""
-        return await _result(self.plain.clear)
-
-    async def count(self) -> Ok[int] | Err[SdkError]:
-        """Returns how many keys are stored."""
-        return await _result(self.plain.count)
-
-    async def dump(self) -> Ok[dict[str, Any]] | Err[SdkError]:
-        """Returns all keys with their values."""
-        return await _result(self.plain.dump)
+        missing = object()
+        found = await self.get(key, missing)
+        return found if isinstance(found, Err) else Ok(found.value is not missing)
 
     async def close(self) -> Ok[None]:
         """Does nothing: every change is in the file already."""
         return Ok(None)
-
-
-def _checked(key: object) -> str:
-    if not isinstance(key, str) or not key:
-        raise ValidationError(f"store key {key!r:.80} must be a text that is not empty")
-    return key
-
-
-async def _result(method: Callable[..., V], *given: Any) -> Ok[V] | Err[SdkError]:
-    try:
-        return Ok(await asyncio.to_thread(method, *given))
-    except SdkError as problem:
-        return Err(problem)
-    except (TypeError, ValueError, RecursionError) as problem:
-        return Err(ValidationError(f"the value cannot be stored as JSON: {problem}"))

@@ -160,14 +160,17 @@ class PluginContext:
                 stamps.append((each, (state := each.stat()).st_mtime_ns, state.st_size, state.st_ino))
         return stamps
 
-    def reload(self) -> None:
-        """Reads the plugin.toml again.
+    def reload(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Reads the plugin.toml again, for `own_config` too; returns the values from before, and those that hold now.
 
         Raises:
             SetupError: it cannot be read; the values from before go on.
         """
+        before = self.config
         if self.read is not None:
             self.manifest = self.read()
+            self.own_config.replace_base(self.manifest)
+        return before, self.config
 
     run_id: ClassVar[str | None] = None  # there are no runs here
 

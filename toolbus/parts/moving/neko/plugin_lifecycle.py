@@ -8,13 +8,14 @@ import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from toolbus.errors import SetupError
 from toolbus.functions.reply import Err
+from toolbus.parts.moving.neko.plugin_context import PluginContext
 
 log = logging.getLogger("toolbus.neko.plugin_lifecycle")
 
@@ -85,29 +86,15 @@ def timer_interval(*, seconds: float, id: str = "", auto_start: bool = True, **s
     return mark
 
 
-class Configuration(Protocol):
-    """The configuration of a plugin, in files."""
-
-    def stamp(self) -> object:
-        """Returns a value that differs after a file has changed."""
-
-    def reload(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Reads the files again; returns the values from before, and those that hold now.
-
-        Raises:
-            SetupError: a file cannot be read; the values from before go on.
-        """
-
-
 async def start_plugin(
-    plugin: object, run_sync: RunSync, run_timer: RunSync | None = None, watch: Configuration | None = None
+    plugin: object, run_sync: RunSync, run_timer: RunSync | None = None, watch: PluginContext | None = None
 ) -> None:
     """Runs a plugin's startup methods before its first call, in the order of the source, and starts its timers.
 
     Args:
         run_sync: runs a method that is a plain function off the loop.
         run_timer: runs a timer's method that is a plain function off the loop; None means `run_sync`.
-        watch: the configuration whose changes the methods for `config_change` follow; None means none.
+        watch: the context of the configuration whose changes the methods for `config_change` follow; None means none.
 
     Raises:
         SetupError: a method raised or returned `Err`; the plugin must not start.
@@ -191,7 +178,7 @@ async def _repeat(method: Callable[..., Any], timer: _Timer, run_sync: RunSync) 
 
 async def _follow(
     plugin: object,
-    watched: Configuration,
+    watched: PluginContext,
     stamp: object,
     methods: list[tuple[str, Callable[..., Any]]],
     run_sync: RunSync,
