@@ -116,49 +116,43 @@ def _binds(file: Path, name: str) -> list[Any]:
 
 def _imports(source: SourceFile) -> Iterator[Finding]:
     for each in source.imports:
-        top = each.module.partition(".")[0]
-        stops = Effect.DIFFERS if each.optional else Effect.STOPS
-        without = "; the code goes on without it" if each.optional else ""
-        if is_of_sdk(each.module):
-            name = each.name
-            if not name or name == "*" or name in NAMES or name in SUBMODULES:
-                if is_absent(name):
-                    what = f"imports {name}, which raises when it is used: it {NAMES[name].absence.purpose} in N.E.K.O."
-                    yield source.finding(each.line, Effect.DIFFERS, what, NAMES[name].absence.remedy)
-            elif name in SETTINGS:
-                if not is_installed("pydantic"):
-                    yield source.finding(each.line, stops, f"imports {name}, which needs pydantic{without}", _PYDANTIC)
-            elif not (each.module.endswith(".ui") and name in ("action", "context")):
-                what = f"imports {each.module}.{name}, which toolbus does not have{without}"
-                yield source.finding(each.line, stops, what, SERVER.remedy)
-        elif each.module.startswith("."):
-            if not _has_relative(source, each.module):
-                what = f"imports {each.module}, which is not in the folder{without}"
-                yield source.finding(each.line, stops, what, "Correct the import, or copy the file.")
-        elif (own := _own_module(source, each)) is not None:
-            if own and not _has_file(source.root.joinpath(*own)):
-                what = f"imports {each.module}, which is not in the folder{without}"
-                yield source.finding(each.line, stops, what, "Correct the import, or copy the file.")
-        elif is_plugin_folder(source.root) and (other := _below_plugins(source, each)):
-            if not _has_file(source.root.parent.joinpath(*other)):
-                what = f"imports {each.module} of another plugin, which is not beside this one{without}"
-                yield source.finding(each.line, stops, what, f"Copy the folder {other[0]} beside this plugin's.")
-        elif top == "plugin" and each.module != "plugin" and not f"{each.module}.".startswith(f"{PLUGINS}."):
-            what = f"imports {each.module}, which {SERVER.purpose} in N.E.K.O.{without}"
-            yield source.finding(each.line, stops, what, SERVER.remedy)
-        elif top in MAIN_PROGRAM and not source.brings(each):
-            absence = main_program(each.module, each.name)
-            what = f"imports {each.module}, which {absence.purpose} in N.E.K.O.{without}"
-            yield source.finding(each.line, stops, what, absence.remedy)
-        elif (
-            top
-            and top not in ("plugin", *sys.stdlib_module_names)
-            and not source.brings(each)
-            and not is_installed(top)
-            and not _is_vendored(source, each.module)
-        ):
-            what = f"imports {top}, which is not installed here{without}"
-            yield source.finding(each.line, stops, what, f"Install {top} where `toolbus run` is.")
+        if is_of_sdk(each.module) and is_absent(each.name):
+            absence = NAMES[each.name].absence
+            what = f"imports {each.name}, which raises when it is used: it {absence.purpose} in N.E.K.O."
+            yield source.finding(each.line, Effect.DIFFERS, what, absence.remedy)
+        elif missing := _missing(source, each):
+            yield source.missing(each.line, f"imports {missing[0]}", missing[1], optional=each.optional)
+
+
+def _missing(source: SourceFile, imported: Import) -> tuple[str, str] | None:
+    """Returns what of an import is not here, and the remedy; None where it is."""
+    module, name, top = imported.module, imported.name, imported.module.partition(".")[0]
+    if is_of_sdk(module):
+        if name in SETTINGS:
+            return None if is_installed("pydantic") else (f"{name}, which needs pydantic", _PYDANTIC)
+        if name in ("", "*", *NAMES, *SUBMODULES) or (module.endswith(".ui") and name in ("action", "context")):
+            return None
+        return f"{module}.{name}, which toolbus does not have", SERVER.remedy
+    own, relative = _own_module(source, imported), module.startswith(".")
+    if (own and not _has_file(source.root.joinpath(*own))) or (relative and not _has_relative(source, module)):
+        return f"{module}, which is not in the folder", "Correct the import, or copy the file."
+    if relative or own is not None:
+        return None
+    if is_plugin_folder(source.root) and (other := _below_plugins(source, imported)):
+        if _has_file(source.root.parent.joinpath(*other)):
+            return None
+        remedy = f"Copy the folder {other[0]} beside this plugin's."
+        return f"{module} of another plugin, which is not beside this one", remedy
+    if top == "plugin" and module != "plugin" and not f"{module}.".startswith(f"{PLUGINS}."):
+        return f"{module}, which {SERVER.purpose} in N.E.K.O.", SERVER.remedy
+    if source.brings(imported):
+        return None
+    if top in MAIN_PROGRAM:
+        absence = main_program(module, name)
+        return f"{module}, which {absence.purpose} in N.E.K.O.", absence.remedy
+    if top in ("plugin", *sys.stdlib_module_names) or is_installed(top) or _is_vendored(source, module):
+        return None
+    return f"{top}, which is not installed here", f"Install {top} where `toolbus run` is."
 
 
 def _below_plugins(source: SourceFile, imported: Import) -> list[str]:
@@ -214,29 +208,27 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
         for node in ast.walk(cls):
             if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
                 continue
-            stops = Effect.DIFFERS if id(node) in caught else Effect.STOPS
-            without = "; the code goes on without it" if id(node) in caught else ""
+            optional = id(node) in caught
             owner = dotted(node.value)
             if owner not in ("self", "ctx", "self.ctx") or (owner == "self" and node.attr in own):
                 if owner == "self.config" and node.attr.startswith("profile_"):
                     remedy = "Use self.config.set(path, value), or one plugin.toml for each set."
-                    yield source.finding(node, stops, f"self.config.{node.attr} raises{without}", remedy)
+                    yield source.missing(node, f"self.config.{node.attr} raises", remedy, optional=optional)
                 continue
             shown = f"{owner}.{node.attr}"
             if node.attr in OBJECTS and id(node) not in used:
                 what = f"{shown} raises when it is used: it {RAISING[node.attr].purpose} in N.E.K.O."
                 yield source.finding(node, Effect.DIFFERS, what, RAISING[node.attr].remedy)
             elif node.attr in RAISING:
-                what = f"{shown} raises: it {RAISING[node.attr].purpose} in N.E.K.O.{without}"
-                yield source.finding(node, stops, what, RAISING[node.attr].remedy)
+                what = f"{shown} raises: it {RAISING[node.attr].purpose} in N.E.K.O."
+                yield source.missing(node, what, RAISING[node.attr].remedy, optional=optional)
             elif node.attr in IGNORED:
                 yield source.finding(node, Effect.DIFFERS, f"{shown}() has no effect", IGNORED[node.attr].reason)
             elif node.attr == "push_message":
                 remedy = "Hosts follow with host.notifications()."
                 yield source.finding(node, Effect.NOTE, f"{shown}() reaches hosts as a notification", remedy)
             elif owner != "self" and not hasattr(PluginContext, node.attr) and node.attr not in known:
-                what = f"{shown} does not exist here{without}"
-                yield source.finding(node, stops, what, "Do without it.")
+                yield source.missing(node, f"{shown} does not exist here", "Do without it.", optional=optional)
             elif node.attr in ("data_path", "cache_path"):
                 what = f"{shown}() is in data/ of the plugin's folder"
                 yield source.finding(node, Effect.NOTE, what, "Copy old files into it.")
@@ -273,9 +265,8 @@ def _unknown_methods(source: SourceFile, cls: ast.ClassDef, own: set[str]) -> It
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and dotted(node.func.value) == "self":
             name = node.func.attr
             if name not in known:
-                stops = Effect.DIFFERS if id(node.func) in caught else Effect.STOPS
-                what = f"self.{name}() does not exist here"
-                yield source.finding(node, stops, what, "Write the method, or do without it.")
+                what, remedy = f"self.{name}() does not exist here", "Write the method, or do without it."
+                yield source.missing(node, what, remedy, optional=id(node.func) in caught)
 
 
 def _named(source: SourceFile, cls: ast.ClassDef) -> Iterator[str]:

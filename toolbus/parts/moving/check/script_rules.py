@@ -66,9 +66,8 @@ def missing_names(source: SourceFile, helpers: Sequence[str] = ()) -> Iterator[F
         if not any(re.search(_DECLARED.format(re.escape(name)), text) for text in (code, *helpers)):
             asks = re.search(rf"\btypeof\s*\(?\s*{re.escape(name)}(?![\w$.])", code) is not None
             optional = asks or any(match.start() in span for span in tried)
-            what = f"uses {name}, which does not exist here" + "; the code goes on without it" * optional
-            effect = Effect.DIFFERS if optional else Effect.STOPS
-            yield source.finding(line_of(code, match.end() - 1), effect, what, sentence(NAMES[name]))
+            line, what = line_of(code, match.end() - 1), f"uses {name}, which does not exist here"
+            yield source.missing(line, what, sentence(NAMES[name]), optional=optional)
 
 
 def spans_tried(code: str) -> list[range]:

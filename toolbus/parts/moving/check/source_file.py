@@ -104,6 +104,12 @@ class SourceFile:
         line = where if isinstance(where, int) else int(getattr(where, "lineno", 0))
         return Finding(self.path, line, effect, what, remedy)
 
+    def missing(self, where: ast.AST | int, what: str, remedy: str, *, optional: bool) -> Finding:
+        """Returns the finding of something that is not here: the code stops, unless it goes on without it."""
+        if optional:
+            return self.finding(where, Effect.DIFFERS, f"{what}; the code goes on without it", remedy)
+        return self.finding(where, Effect.STOPS, what, remedy)
+
     def brings(self, imported: Import) -> bool:
         """Tells whether the checked code has a module that is imported, beside this file or at its root.
 

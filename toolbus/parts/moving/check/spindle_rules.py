@@ -58,9 +58,8 @@ def _members(source: SourceFile) -> Iterator[Finding]:
             yield source.finding(line, Effect.DIFFERS, f"spindle.{name} has no effect", _TOOLS_ONLY)
         else:
             optional = any(match.start() in span for span in tried)
-            what = f"spindle.{name} throws an error" + "; the code goes on without it" * optional
             remedy = sentence(spindle_remedy(name.partition(".")[0]))
-            yield source.finding(line, Effect.DIFFERS if optional else Effect.STOPS, what, remedy)
+            yield source.missing(line, f"spindle.{name} throws an error", remedy, optional=optional)
     if not re.search(r"\bregisterTool\b", code):
         yield source.finding(0, Effect.DIFFERS, "registers no tool, so nothing of it is used", "")
 

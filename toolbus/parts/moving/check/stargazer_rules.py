@@ -47,10 +47,8 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
         elif not top or top in sys.stdlib_module_names or source.brings(each):
             continue
         elif not is_installed(top):
-            stops = Effect.DIFFERS if each.optional else Effect.STOPS
-            yield source.finding(
-                each.line, stops, f"imports {top}, which is not installed here", f"Install {top}, or bring it along."
-            )
+            what, remedy = f"imports {top}, which is not installed here", f"Install {top}, or bring it along."
+            yield source.missing(each.line, what, remedy, optional=each.optional)
 
 
 def _reach(source: SourceFile) -> Iterator[Finding]:

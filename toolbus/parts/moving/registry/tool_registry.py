@@ -60,14 +60,6 @@ class _Registered:
     definition: ToolDefinition | None
 
 
-@dataclass(frozen=True, slots=True)
-class _TaskTools:
-    """The task tools under one source, see `RegisteredTools.register_task_tools`."""
-
-    qualified: bool
-    handlers: list[LocalHandler]
-
-
 class RegisteredTools:
     """What a program has registered. Safe from any thread."""
 
@@ -76,7 +68,7 @@ class RegisteredTools:
         self._source = source
         self._lock = threading.RLock()  # `_tools` and the backend's registry change together
         self._tools: dict[str, _Registered] = {}  # by name
-        self._task_tools: dict[str, _TaskTools] = {}  # by the source that they are offered with
+        self._task_tools: dict[tuple[str, bool], list[LocalHandler]] = {}  # by source and `qualified`
 
     def __repr__(self) -> str:
         return f"<RegisteredTools {self._source} tools={len(self._tools)}>"
@@ -131,21 +123,20 @@ class RegisteredTools:
             qualified: whether they are listed with their source in front.
         """
         with self._lock:
-            handlers = [
+            self._task_tools[source, qualified] = [
                 self._offer(spec_of(method), source, qualified=qualified) for method in TaskTools(tasks).tools()
             ]
-            self._task_tools[source] = _TaskTools(qualified, handlers)
         self._backend.changed()
 
     def replace_task_tools(self, tasks: TaskManager | None) -> None:
         """Has the task tools that are registered ask another task manager; None withdraws them."""
         with self._lock:
-            sources, self._task_tools = self._task_tools, {}
-            for source, before in sources.items():
+            before, self._task_tools = self._task_tools, {}
+            for (source, qualified), handlers in before.items():
                 if tasks is not None:
-                    self.register_task_tools(tasks, source, qualified=before.qualified)
+                    self.register_task_tools(tasks, source, qualified=qualified)
                 else:
-                    for handler in before.handlers:
+                    for handler in handlers:
                         self._backend.registry.withdraw(handler)
         self._backend.changed()
 

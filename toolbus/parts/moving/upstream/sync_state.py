@@ -134,7 +134,7 @@ class SyncState:
         """Returns the steps, in order, that make a listing match the plan. None of them counts as done yet."""
         self.problems = {}
         steps: list[Step] = []
-        for name, holders in (listing.names or {}).items():
+        for name, holders in listing.names.items():
             steps += self._withdrawals(name, holders, now)
         for by_role in self.plan.by_name.values():
             steps += self._registrations(by_role.values(), listing, now)
@@ -145,7 +145,7 @@ class SyncState:
         """Returns the steps that withdraw our tools: a whole source at once where all its listed tools are ours."""
         shared: set[str] = set()
         ours: dict[str, dict[str, UpstreamTool]] = {}
-        for name, holders in (listing.names or {}).items():
+        for name, holders in listing.names.items():
             for role, held in holders.items():
                 if self._is_ours(name, role, held):
                     ours.setdefault(name, {})[role] = held
@@ -168,7 +168,7 @@ class SyncState:
             return []
         return [
             name
-            for name, holders in (listing.names or {}).items()
+            for name, holders in listing.names.items()
             if any(
                 held.callback_url.startswith(callback_prefix) and not self._is_ours(name, role, held)
                 for role, held in holders.items()
@@ -230,7 +230,7 @@ class SyncState:
             accepted.tries[role] = 0
             accepted.failed.discard(role)  # else a retry would replace another owner's tool
             return False
-        if held is not None and _is(held, planned) and held.description == planned.tool.description:
+        if held is not None and planned.registration(None).made(held) and held.description == planned.tool.description:
             accepted.tries[role] = 0
             accepted.failed.discard(role)
             return False
@@ -277,12 +277,12 @@ class SyncState:
     def _is_left(self, name: str, role: str, held: UpstreamTool) -> bool:
         """Returns whether a tool of ours is listed without a plan for it, and no registration will replace it."""
         planned = self._planned(name, role)
-        return planned is None or (planned.key in self._refusals and not _is(held, planned))
+        return planned is None or (planned.key in self._refusals and not planned.registration(None).made(held))
 
     def _is_ours(self, name: str, role: str, held: UpstreamTool) -> bool:
         """Returns whether we have registered a tool, or would register the very same one."""
         planned = self._planned(name, role)
-        return (planned is not None and _is(held, planned)) or self.ownership.owns(name, role, held)
+        return (planned is not None and planned.registration(None).made(held)) or self.ownership.owns(name, role, held)
 
     def _planned(self, name: str, role: str | None) -> PlannedTool | None:
         return self.plan.tools.get((name, role)) or self.plan.tools.get((name, None))
@@ -301,7 +301,7 @@ class SyncState:
         for key in (self._accepted.keys() | self._refusals.keys()) - self.plan.tools.keys():
             self._accepted.pop(key, None)
             self._refusals.pop(key, None)
-        for name in self._withdrawing.keys() - (listing.names or {}).keys():
+        for name in self._withdrawing.keys() - listing.names.keys():
             del self._withdrawing[name]
         self.ownership.forget(listing, self._is_planned, now)
 
@@ -363,10 +363,6 @@ class SyncState:
 
     def _backoff(self, count: int) -> float:
         return min(self._timings.retry_seconds, self._timings.first_retry_seconds * 2.0 ** (min(count, 10) - 1))
-
-
-def _is(held: UpstreamTool, planned: PlannedTool) -> bool:
-    return held.source == planned.source and held.callback_url == planned.callback_url
 
 
 def _owners(held: dict[str, UpstreamTool], planned: PlannedTool) -> str:

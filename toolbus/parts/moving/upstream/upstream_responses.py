@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -30,11 +30,11 @@ class UpstreamListing:
     """The list of a main server: its roles in order, and its tools by name and role."""
 
     roles: tuple[str, ...] = ()
-    names: dict[str, dict[str, UpstreamTool]] | None = None
+    names: dict[str, dict[str, UpstreamTool]] = field(default_factory=dict)
 
     def holders(self, name: str) -> dict[str, UpstreamTool]:
         """Returns the tools of a name, by role."""
-        return (self.names or {}).get(name, {})
+        return self.names.get(name, {})
 
 
 @dataclass(frozen=True, slots=True)
