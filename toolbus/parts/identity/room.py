@@ -7,10 +7,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.access.identity import principal_of
-from toolbus.bus.audit import Audit
 from toolbus.bus.core import Core, Room
 from toolbus.bus.keys.keys_file import CA, FILE, SERVER, parse_keys
 from toolbus.bus.keys.private_files import read_private
@@ -19,24 +18,36 @@ from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import llm_tool
 from toolbus.parts.identity.settings import IssuerSettings
 
+if TYPE_CHECKING:
+    from toolbus.parts.identity.key_store import KeyStore
+
 # Making a secret (`toolbus keys add` and `renew`) is not offered: it would pass the network and the records of calls.
 
 _NO_DIRECTORY = "this bus stores nothing, so it has no keys: start it with a data directory"
 _MAKE = "make keys with `toolbus keys init --name HOST`"
 
 
-class KeyTools:
-    """The keys of one bus, for its operators.
+class IdentityRoom(Room):
+    """The keys of one bus, and the issuers that it trusts.
 
-    Args:
-        directory: where the keys are; None where the bus persists nothing.
+    Raises:
+        SetupError: from the constructor, if issuers are configured and the extra `jwt` is not installed.
     """
 
-    def __init__(self, directory: Path | None, audit: Audit) -> None:
-        self._directory = directory
-        self._audit = audit
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._directory = core.config.keys_dir  # None where the bus persists nothing
+        issuers, keyring = core.config.part(IssuerSettings).issuers, core.sessions.keyring
+        if issuers and keyring is not None:
+            from toolbus.parts.identity.issuers import Issuers  # the extra `jwt`, which others need not have
 
-    def tools(self) -> list[Callable[..., Any]]:
+            core.sessions.doorman.trust(Issuers(issuers, lambda: keyring.identities))
+
+    def provides(self) -> Iterable[object]:
+        """Returns what renews the server's certificate."""
+        return [self] if self._directory is not None else []
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
         return [self.keys, self.key_revoke]
 
     @llm_tool(description="Lists the identities of peers elsewhere with their scopes, and the keys that prove them.")
@@ -66,18 +77,21 @@ class KeyTools:
         Args:
             name: of an identity, or the id of a credential or key.
         """
-        with self._audit.operation("key.revoke", principal_of(scope), target=name):
-            revoked = await asyncio.to_thread(self._revoke, name)
-        return {"revoked": revoked}
+        with self.core.audit.operation("key.revoke", principal_of(scope), target=name):
+            revoked = await asyncio.to_thread(lambda: self._store().revoke(name))
+        return {"revoked": [key.id for key in revoked]}
 
-    def _revoke(self, name: str) -> list[str]:
+    def renew_server(self) -> tuple[bool, float]:
+        """Renews the server's certificate if it is due: `KeyStore.renew_server`."""
+        return self._store().renew_server()
+
+    def _store(self) -> KeyStore:
+        """Loads what changes keys when it is needed: the extra `keys`, which a bus without keys need not have."""
         if self._directory is None:
             raise InvalidRequest(_NO_DIRECTORY)
-        from toolbus.parts.identity.key_store import (
-            KeyStore,  # the extra `keys`, which a bus without keys need not have
-        )
+        from toolbus.parts.identity.key_store import KeyStore
 
-        return [key.id for key in KeyStore(self._directory).revoke(name)]
+        return KeyStore(self._directory)
 
 
 def _certificates(directory: Path) -> dict[str, float]:
@@ -93,41 +107,3 @@ def _certificates(directory: Path) -> dict[str, float]:
         roots = x509.load_pem_x509_certificates(read_private(directory / CA)[0])
         ends["root"] = max(root.not_valid_after_utc.timestamp() for root in roots)
     return ends
-
-
-class CertificateRenewal:
-    """Renews the certificate of a server; loads what that needs when it does so."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def renew_server(self) -> tuple[bool, float]:
-        """Renews it if it is due: `KeyStore.renew_server`."""
-        from toolbus.parts.identity.key_store import KeyStore  # needs `cryptography`, which a look-up does not
-
-        return KeyStore(self._directory).renew_server()
-
-
-class IdentityRoom(Room):
-    """The keys of one bus, and the issuers that it trusts.
-
-    Raises:
-        SetupError: from the constructor, if issuers are configured and the extra `jwt` is not installed.
-    """
-
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self._key_tools = KeyTools(core.config.keys_dir, core.audit)
-        issuers, keyring = core.config.part(IssuerSettings).issuers, core.sessions.keyring
-        if issuers and keyring is not None:
-            from toolbus.parts.identity.issuers import Issuers  # the extra `jwt`, which others need not have
-
-            core.sessions.doorman.trust(Issuers(issuers, lambda: keyring.identities))
-
-    def provides(self) -> Iterable[object]:
-        """Returns what renews the server's certificate."""
-        directory = self.core.config.keys_dir
-        return [CertificateRenewal(directory)] if directory is not None else []
-
-    def tools(self) -> Iterable[Callable[..., Any]]:
-        return self._key_tools.tools()
