@@ -131,16 +131,12 @@ def register_tool(
         TypeError, ValueError: naming the part that breaks its rule.
     """
     entry = {"name": name, "execute": execute, "definition": definition, **options, **(spec or {})}
-    name, execute, definition = (entry.pop(key) for key in ("name", "execute", "definition"))
-    definition = entry.pop("def", None) or definition
-    if not name or not callable(execute) or not definition:
-        raise InvalidTool([_INCOMPLETE])
-    collected = registered.get()
+    made, collected = _by_dict(entry), registered.get()
     if collected is None:
         raise InvalidTool(
-            [f"tool {name!r:.80}: register_tool works only while a file is loaded: call it at its top level"]
+            [f"tool {entry['name']!r:.80}: register_tool works only while a file is loaded: call it at its top level"]
         )
-    collected.append(_by_dict(name, execute, definition, entry))
+    collected.append(made)
 
 
 llm_tool_register = register_tool  # as the files of a Synchronet BBS call it
@@ -154,12 +150,7 @@ def spec_of_entry(entry: Mapping[str, Any]) -> ToolSpec:
     """
     if "execute" not in entry:
         return _by_keywords(f"tool {entry.get('name')!r:.80}", entry, {})
-    options = dict(entry)
-    name, execute, definition = (options.pop(key, None) for key in ("name", "execute", "definition"))
-    definition = options.pop("def", None) or definition
-    if not name or not callable(execute) or not definition:
-        raise InvalidTool([_INCOMPLETE])
-    return _by_dict(name, execute, definition, options)
+    return _by_dict(entry)
 
 
 def specs_of(module: ModuleType, known: Sequence[Any] = ()) -> list[ToolSpec]:
@@ -312,8 +303,13 @@ def _count_parameters(name: str, execute: Callable[..., Any]) -> int:
     return count
 
 
-def _by_dict(name: Any, execute: Callable[..., Any], definition: Any, options: dict[str, Any]) -> ToolSpec:
-    """Returns the tool of a function that is called as `execute(args, env)`."""
+def _by_dict(entry: Mapping[str, Any]) -> ToolSpec:
+    """Returns the tool of an entry whose function is called as `execute(args, env)`."""
+    options = dict(entry)
+    name, execute, definition = (options.pop(key, None) for key in ("name", "execute", "definition"))
+    definition = options.pop("def", None) or definition
+    if not name or not callable(execute) or not definition:
+        raise InvalidTool([_INCOMPLETE])
     description, parameters = _definition(name, definition)
     meta = _meta(execute, name, options | {"description": description, "parameters": parameters})
     spec = spec_of(execute, meta, takes_dict=True)
