@@ -77,8 +77,9 @@ clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript, Go, Ru
 	@$(BIN)/python -m tests.parts.conformance.clients --check java
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.parts.development.languages
 
-client-matrix: $(VENV)/dev.stamp ## have the hosts of every client call the plugins of every other, after make clients (ARGS="python go")
+client-matrix: $(VENV)/dev.stamp ## have the hosts of every client call the plugins of every other, then kill bus and plugin under their calls, after make clients (ARGS="python go")
 	@$(BIN)/python -m tests.parts.conformance.matrix $(ARGS)
+	@$(BIN)/python -m tests.parts.conformance.kills $(ARGS)
 
 mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has to be found by its rule (ARGS="CALL LIFE-2")
 	@$(BIN)/python -m tests.parts.conformance.mutants $(ARGS)

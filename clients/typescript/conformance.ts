@@ -5,7 +5,9 @@
  *
  * Exits with 0 after SIGTERM or a final drain of the bus, with 1 when the bus refused it.
  */
+import { appendFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { setTimeout as sleep } from "node:timers/promises";
 
 import { Host, image, Plugin, Reply, text, type Content, type Progress, type Result, type ToolScope } from "./src/index.js";
 
@@ -64,6 +66,11 @@ offer("late_progress", "Reports progress after it has returned.", (_, scope) => 
 });
 offer("offer", "Offers another tool `name` that returns its arguments.", ({ name }) => offer(name, "Returns its arguments.", (args) => args));
 offer("withdraw", "Withdraws the tool `name`.", ({ name }) => void plugin.removeTool(name));
+offer("record", "Appends `text` as a line to `file`, works for `seconds`, and returns the text.", async ({ file, text, seconds }) => {
+  appendFileSync(file as string, `${text}\n`);
+  await sleep(seconds * 1000);
+  return text as string;
+});
 offer("about", "Returns name, version, language and roles of this client.", () => ({
   name: "@toolbus/client",
   version,

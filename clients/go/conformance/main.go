@@ -89,6 +89,7 @@ func main() {
 		plugin.RemoveTool(in.Name)
 		return nil, nil
 	})
+	offer("record", "Appends `text` as a line to `file`, works for `seconds`, and returns the text.", record)
 	offer("about", "Returns name, version, language and roles of this client.", func(context.Context, none) (any, error) {
 		roles := []string{"plugin", "host", "remote"}
 		language := "go " + strings.TrimPrefix(runtime.Version(), "go")
@@ -112,6 +113,22 @@ func steps(ctx context.Context, in struct{ Count int }) (any, error) {
 		toolbus.ScopeOf(ctx).Progress(float64(step), float64(in.Count), fmt.Sprintf("step %d", step))
 	}
 	return map[string]int{"count": in.Count}, nil
+}
+
+func record(ctx context.Context, in struct {
+	File, Text string
+	Seconds    float64
+}) (string, error) {
+	file, err := os.OpenFile(in.File, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	if _, err = file.WriteString(in.Text + "\n"); err != nil {
+		return "", err
+	}
+	time.Sleep(time.Duration(in.Seconds * float64(time.Second)))
+	return in.Text, nil
 }
 
 func meet(ctx context.Context, in struct{ People int }) (any, error) {

@@ -2,6 +2,7 @@
 //!
 //! Exits with 0 after SIGTERM or a final drain of the bus, with 1 when the bus refused it.
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -234,6 +235,21 @@ fn offer_all() -> Result<()> {
         PLUGIN.remove_tool(arguments["name"].as_str().unwrap_or_default());
         Ok(())
     })?;
+    #[derive(Deserialize, schemars::JsonSchema)]
+    struct Record {
+        file: String,
+        text: String,
+        seconds: f64,
+    }
+    PLUGIN.add(
+        tool("record", "Appends `text` as a line to `file`, works for `seconds`, and returns the text."),
+        |Record { file, text, seconds }: Record, _| async move {
+            let mut file = std::fs::OpenOptions::new().append(true).create(true).open(file)?;
+            file.write_all(format!("{text}\n").as_bytes())?;
+            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+            Ok(text)
+        },
+    )?;
     PLUGIN.add(tool("about", "Returns name, version, language and roles of this client."), |_: Value, _| async move {
         let about = json!({"name": "clients/rust", "version": env!("CARGO_PKG_VERSION"), "language": "rust"});
         Ok(json!({"name": about["name"], "version": about["version"], "language": about["language"], "roles": ["plugin", "host", "remote"]}))

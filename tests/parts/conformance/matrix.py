@@ -169,20 +169,26 @@ async def table(names: Sequence[str]) -> list[str]:
     return broken
 
 
+def unbuilt(names: Sequence[str]) -> str:
+    """Returns which of these clients cannot be started, and why; empty where all can."""
+    if unknown := set(names) - set(PROGRAMS):
+        return f"there is no client {', '.join(sorted(unknown))}"
+    for name in names:
+        command = PROGRAMS[name]
+        if shutil.which(command[0]) is None or (not Path(command[-1]).exists() and name in BUILT):
+            return f"the client {name} is not built: run make clients"
+    return ""
+
+
 def main() -> int:
     """Reads the command line and plays."""
     parser = argparse.ArgumentParser(description="Have the hosts of every client call the plugins of every other.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all by default")
     names = parser.parse_args().names or list(PROGRAMS)
-    if unknown := set(names) - set(PROGRAMS):
-        parser.error(f"there is no client {', '.join(sorted(unknown))}")
+    if why := unbuilt(names):
+        parser.error(why)
     environment()
     logging.disable(logging.WARNING)  # of the hosts here, whose buses are killed
-    for name in names:
-        command = PROGRAMS[name]
-        if shutil.which(command[0]) is None or (not Path(command[-1]).exists() and name in BUILT):
-            print(f"the client {name} is not built: run make clients")
-            return 1
     broken = asyncio.run(table(names))
     print(*broken, sep="\n")
     return 1 if broken else 0

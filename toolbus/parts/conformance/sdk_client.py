@@ -135,6 +135,12 @@ class AsyncTools:
         """Reports progress after it has returned."""
         asyncio.get_running_loop().call_later(0.05, ctx.progress)
 
+    async def record(self, file: str, text: str, seconds: float) -> str:
+        """Appends the text as a line to the file, works for so long, and returns the text."""
+        _append(file, text)
+        await asyncio.sleep(seconds)
+        return text
+
     async def offer(self, name: str) -> None:
         """Offers another tool of that name, which returns its arguments."""
         self._plugin.add_tool(_as_async(echo), name=name, parameters=OBJECT, replace=True)
@@ -182,6 +188,11 @@ class PlainTools:
         """Asks two questions, one after the other, and returns both answers."""
         first = ctx.ask_sync({"first": _question("first")})
         return {**first, **ctx.ask_sync({"second": _question("second")}), "accepts": list(ctx.accepts)}
+
+
+def _append(file: str, line: str) -> None:
+    with open(file, "a", encoding="utf-8") as lines:
+        lines.write(f"{line}\n")
 
 
 def _question(key: str) -> dict[str, Any]:

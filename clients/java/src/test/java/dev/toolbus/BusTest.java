@@ -299,7 +299,7 @@ class BusTest {
         try (Bus bus = new Bus(); Host host = bus.host()) {
             Process run = program(bus, "-Xlog:disable", "-XX:ArchiveClassesAtExit=" + classes, "-jar",
                     BUILD.resolve("toolbus-client-0.1.0-tests.jar").toString()).start();
-            until(() -> host.list().size() == 16);
+            until(() -> host.list().size() == 17);
             Map<String, ?> call = Map.of("address", bus.address, "name", "ask", "form", Map.of("text", "yes"));
             JsonObject seen = host.call("host", call).join().output(JsonObject.class);
             assertEquals("yes", seen.getAsJsonObject("output").getAsJsonObject("first").getAsJsonObject("content").get("text")

@@ -11,6 +11,9 @@ import dev.toolbus.pb.ListedTool;
 import dev.toolbus.pb.Tool;
 import dev.toolbus.pb.ToolProgress;
 import dev.toolbus.pb.ToolRef;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -221,6 +224,14 @@ public final class Conformance {
             PLUGIN.removeTool(arguments.get("name").getAsString());
             return null;
         });
+        offer("record", "Appends `text` as a line to `file`, works for `seconds`, and returns the text.", JsonObject.class,
+                (arguments, scope) -> {
+                    String text = arguments.get("text").getAsString();
+                    Files.writeString(Path.of(arguments.get("file").getAsString()), text + "\n", StandardOpenOption.CREATE,
+                            StandardOpenOption.APPEND);
+                    Thread.sleep((long) (arguments.get("seconds").getAsDouble() * 1000));
+                    return text;
+                });
         offer("about", "Returns name, version, language and roles of this client.", Map.class, (arguments, scope) -> Map.of("name",
                 "clients/java", "version", "0.1.0", "language", "java", "roles", List.of("plugin", "host", "remote")));
         offer("host", "Makes a call by a host of its own, lists, watches, or closes that host.", Drive.class,
