@@ -133,6 +133,7 @@ LONG_CLASSES: dict[str, str] = {
     "toolbus/sdk/connection.py:Connection": "one session after the other, and what a peer sees of them",
     "toolbus/parts/tasks/task_manager.py:TaskManager": "how tasks begin, change and end, under one lock",
     "toolbus/bus/catalog/registry.py:Registry": "each way in which an offer comes and goes, under one lock",
+    "toolbus/bus/streams/tool_review.py:ToolReview": "each way in which declared tools of sessions come and go",
     "toolbus/parts/mcp/client/mount.py:Mount": "how one server starts, runs, changes and ends",
     "toolbus/parts/mcp/client/calls.py:MountHandler": "each way that a call to one server takes",
 }

@@ -25,6 +25,7 @@ from lab.load import peer, workload
 from lab.stage import Stage
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit import Audit
+from toolbus.bus.calls.call import Seams
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.streams.doors import Doors
@@ -111,7 +112,7 @@ async def _streams(folder: Path) -> AsyncIterator[Mapping[str, Any]]:
     store.init(["localhost"], "mtls:localhost:1")
     made = store.add("bench", template("host", "bench"), CredentialRequest(folder / "bench.toolbus"))
     credential = Credential.read(made.file)
-    doors = Doors(Neighbours(), Doorman(Keyring(folder / "keys")), Audit())
+    doors = Doors(Neighbours(), Doorman(Keyring(folder / "keys")), Audit(), Seams())
     options = (("grpc.max_receive_message_length", MESSAGE_BYTES),)
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), *options))
     stubs.add_ToolBusServiceServicer_to_server(Echo(), server)  # type: ignore[abstract]  # no other RPC

@@ -105,7 +105,7 @@ class BackgroundCalls:
         self._core = core
         self._room = room
         self.callers: list[TaskCaller] = []  # of the calls that it adopted
-        core.dispatcher.deadlines.hand_over_to(self)
+        core.dispatcher.seams.background = self
 
     def adopt(self, call: Call, now: float, cancel: object, calls: object) -> tuple[TaskCaller, str, Result] | None:
         if sum(len(caller.in_flight) for caller in self.callers) >= self._room:
@@ -127,7 +127,7 @@ class BusModel:
         self.core = CoreOnAClock(
             ("default", "other"), limits=LIMITS, denied=frozenset({"silent"}), untrusted=["guarded"]
         )
-        self.core.dispatcher.tripwire = Tripwire()
+        self.core.dispatcher.seams.tripwire = Tripwire()
         self.background = BackgroundCalls(self.core, room=2)
         self.pool = Pool(256 * KIB)
         self.streams: list[Stream] = []

@@ -487,7 +487,7 @@ def test_heartbeats_are_numbered_and_echoed_as_they_are() -> None:
     peer: Session[wire.InvokeRequest] = Session(Side.PEER, wire.InvokeRequest, 0.0)
     sent = [frame.heartbeat for frame in frames(session.outbox)]
     assert sent[-1].sequence == 2
-    peer.echo(sent[-1])
+    peer.send_alone(sent[-1])
     echo = peer.outbox.take()
     assert echo is not None
     assert echo.heartbeat.sequence == 2

@@ -126,7 +126,7 @@ class KeeperDouble:
         self.peer = core.peer("keeper")  # their caller from then on
         self.room = room
         self.adopted: list[Call] = []
-        core.dispatcher.deadlines.hand_over_to(self)
+        core.dispatcher.seams.background = self
 
     def adopt(self, call: Call, now: float, cancel: object, calls: object) -> tuple[PeerDouble, str, Result] | None:
         if len(self.peer.in_flight) >= self.room:

@@ -279,9 +279,6 @@ class LocalCaller:
                 log.exception("on_progress failed", extra=call_fields(call_id, "", "", self.principal))
 
 
-"""Answers a question: an `Answer`, the fields of a form (accepted) or another method's result; None is no answer."""
-
-
 LOCAL_WORKERS = 32  # threads for local tools that are plain functions, as many as a plugin has
 
 

@@ -230,7 +230,7 @@ class Bus(EmbeddedBus):
         self.core.program.stalls.start()
         self.core.signals.start()
         self.core.sessions.neighbours.check_system()
-        self.dispatcher.admission.settle(time.monotonic() + self.core.config.grace_seconds)
+        self.dispatcher.admission.settled_at = time.monotonic() + self.core.config.grace_seconds
         async with contextlib.AsyncExitStack() as opened:
             opened.callback(self.core.program.store.close)
             self.core.program.store.open()  # first: it locks the data directory
@@ -252,7 +252,7 @@ class Bus(EmbeddedBus):
         """
         grace = self.core.config.drain_seconds if grace_seconds is None else grace_seconds
         presence, started = self.core.sessions.presence, time.monotonic()
-        presence.end_drain_at(started + grace)
+        presence.drain_ends = started + grace
         for room in self.core.rooms:
             await room.drain()
         if not presence.draining:
@@ -329,7 +329,7 @@ class Bus(EmbeddedBus):
     @property
     def tasks(self) -> Any:
         """The tasks of the bus, a `toolbus.tools.TaskManager`; None where the bus has none."""
-        return self.dispatcher.deadlines.background
+        return self.dispatcher.seams.background
 
     def add_role(self, role: str) -> None:
         """Adds a role: `Roles.add`."""

@@ -110,29 +110,6 @@ class Outbox(Generic[Frame]):
     ``space`` and builds with ``add_call`` and ``add_result``, whose lookups would cost more than the item.
     """
 
-    __slots__ = (
-        "_capacity",
-        "_frames",
-        "_most",
-        "_new_frame",
-        "_sealed_bytes",
-        "add_call",
-        "add_result",
-        "calls",
-        "flooded",
-        "frame_bytes",
-        "frame_items",
-        "full",
-        "held",
-        "least",
-        "max_bytes",
-        "opened",
-        "pool",
-        "space",
-        "taken",
-        "wake",
-    )
-
     def __init__(self, new_frame: Callable[[], Frame]) -> None:
         self._new_frame: Callable[[], Frame] = new_frame
         self._frames: deque[tuple[Frame, int]] = deque()  # (frame, its bytes once sealed); the last may be open
@@ -419,18 +396,14 @@ class Session(Generic[Frame]):
             self.outbox.room(len(reason) + 16).drain.MergeFrom(wire.Drain(reason=reason, grace_seconds=grace_seconds))
             self.outbox.seal()
 
-    def echo(self, heartbeat: wire.Heartbeat) -> None:
-        """Echoes a heartbeat of the other side, behind everything that was sent before."""
-        self._send_alone(heartbeat)
-
     def send_own_heartbeat(self) -> int:
         """Sends a heartbeat of the peer's own (peer side only); returns its sequence number."""
         self._probes += 1
-        self._send_alone(wire.Heartbeat(sequence=self._probes, from_peer=True))
+        self.send_alone(wire.Heartbeat(sequence=self._probes, from_peer=True))
         return self._probes
 
-    def _send_alone(self, heartbeat: wire.Heartbeat) -> None:
-        """Puts a heartbeat into a frame that no other heartbeat replaces: a frame holds one."""
+    def send_alone(self, heartbeat: wire.Heartbeat) -> None:
+        """Sends a heartbeat, or the echo of one, behind everything before, in a frame of its own: a frame holds one."""
         self.outbox.seal()
         self.outbox.room(16).heartbeat.CopyFrom(heartbeat)
         self.outbox.seal()

@@ -97,24 +97,6 @@ class AttemptEnd:
 class Attempt:
     """One attempt: a transport, the stream on it and its session. Everything runs on the connection's loop."""
 
-    __slots__ = (
-        "_allowed",
-        "_expiry_timer",
-        "_loop",
-        "_settings",
-        "_silence_timer",
-        "all_read",
-        "attached",
-        "attaching",
-        "credential",
-        "drain_reason",
-        "fatal_error",
-        "live_at",
-        "remaining_tools",
-        "session",
-        "transport",
-    )
-
     def __init__(
         self, settings: ConnectionSettings, loop: asyncio.AbstractEventLoop, credential: Credential | None = None
     ) -> None:

@@ -670,7 +670,7 @@ class Connection:
         if heartbeat.from_peer:
             self._barrier.echo(heartbeat)
         else:
-            attempt.session.echo(heartbeat)
+            attempt.session.send_alone(heartbeat)
 
     def _on_events(self, attempt: Attempt, events: Iterable[wire.Event]) -> None:
         for event in events:

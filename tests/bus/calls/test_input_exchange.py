@@ -185,7 +185,7 @@ def test_a_result_with_an_output_has_no_questions(content: list[pb.ContentBlock]
 
 def test_the_questions_of_an_untrusted_tool_may_not_ask_for_a_secret() -> None:
     core = Core(untrusted=("plugin",))
-    core.dispatcher.tripwire = Tripwire()
+    core.dispatcher.seams.tripwire = Tripwire()
     host, plugin = core.peer("host"), core.plugin("plugin", tool("t"))
     call_id = core.call(host, "t", **FORM)
     schema = {"type": "object", "properties": {"password": {"type": "string"}}}

@@ -19,7 +19,7 @@ TEXT = pb.ContentBlock(text=pb.TextContent(text=SECRET))
 
 def bus_with_a_guarded_tool(contents: bool = False) -> tuple[Core, PeerDouble, PeerDouble]:
     core = Core(untrusted=("dropin", "dropin:*"))
-    core.dispatcher.tripwire = Tripwire()
+    core.dispatcher.seams.tripwire = Tripwire()
     core.records.contents = contents
     return core, core.plugin("dropin:users", tool("find")), core.peer("host")
 

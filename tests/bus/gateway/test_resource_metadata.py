@@ -9,6 +9,7 @@ import pytest
 
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit import Audit
+from toolbus.bus.calls.call import Seams
 from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.remote_access import WELL_KNOWN, RemoteAccess, ResourceMetadata
 from toolbus.bus.keys.doorman import Doorman
@@ -23,7 +24,7 @@ async def _application(scope: Any, receive: Any, send: Any) -> None:
 
 def _client(issuers: list[str]) -> httpx.AsyncClient:
     remote = RemoteAccess(Doorman(None), ResourceMetadata(issuers), WebPaths())
-    guard: Any = AccessGuard(_application, 1024, Neighbours(), remote, Audit())
+    guard: Any = AccessGuard(_application, 1024, Neighbours(), remote, Audit(), Seams())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=guard), base_url="https://bus.example:48912")
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.support.core_model import Core, offered, tool
 from toolbus.bus.access.identity import OBSERVER
 from toolbus.bus.calls.refusals import explain_change
+from toolbus.bus.catalog.entry import read_tool
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
@@ -169,20 +170,20 @@ def test_a_denied_source_may_not_offer_tools() -> None:
 
 def test_every_fault_of_a_tool_is_named() -> None:
     with pytest.raises(InvalidTool) as caught:
-        catalog_messages.read_tool(pb.Tool(name="a/b", description="x" * 20_000), Limits())
+        read_tool(pb.Tool(name="a/b", description="x" * 20_000), Limits())
     assert all(part in str(caught.value) for part in ("'a/b'", "description_bytes"))
 
 
 def test_what_was_read_is_copied_out_of_its_frame() -> None:
     message = pb.Tool(name="t", description="before")
-    item = catalog_messages.read_tool(message, Limits())
+    item = read_tool(message, Limits())
     message.description = "after"
     assert item.tool.description == "before"
 
 
 def test_a_schema_is_compiled_even_if_its_tool_asks_for_no_validation() -> None:
     with pytest.raises(InvalidTool, match="'t'"):
-        catalog_messages.read_tool(pb.Tool(name="t", parameters_json='{"type":"strin"}', validate=False), Limits())
+        read_tool(pb.Tool(name="t", parameters_json='{"type":"strin"}', validate=False), Limits())
 
 
 # -- changes -------------------------------------------------------------------------------------------------------

@@ -112,15 +112,15 @@ def test_a_source_that_does_not_come_back_is_lost_for_an_hour_and_one_that_left_
     for source in ("gone", "back"):
         core.attached(source, tool(source)).end()
     left.end()
-    assert core.presence.lost_sources == []
+    assert list(core.presence.lost) == []
     core.now += 5.0
     core.presence.tick(core.now)
-    assert sorted(core.presence.lost_sources) == ["back", "gone"]
+    assert sorted(core.presence.lost) == ["back", "gone"]
     core.attached("back")
-    assert core.presence.lost_sources == ["gone"]
+    assert list(core.presence.lost) == ["gone"]
     core.now += LOST_SECONDS
     core.presence.tick(core.now)
-    assert core.presence.lost_sources == []
+    assert list(core.presence.lost) == []
 
 
 def test_no_more_than_a_thousand_lost_sources_are_told_of() -> None:
@@ -128,8 +128,8 @@ def test_no_more_than_a_thousand_lost_sources_are_told_of() -> None:
     for number in range(MAX_LOST + 1):
         core.presence.start_grace(f"s{number}", core.now)
     core.presence.tick(core.now)
-    assert len(core.presence.lost_sources) == MAX_LOST
-    assert "s0" not in core.presence.lost_sources
+    assert len(list(core.presence.lost)) == MAX_LOST
+    assert "s0" not in list(core.presence.lost)
 
 
 def _opening(core: Core) -> StreamDouble:

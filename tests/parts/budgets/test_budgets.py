@@ -18,13 +18,13 @@ from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.budgets import Declaring
-from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool, memory_of
+from toolbus.bus.calls.call import Seams
+from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool, memory_of, read_tool
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.callback import BYTE_SECONDS
 from toolbus.bus.gateway.callback_messages import LARGE_BODY
-from toolbus.bus.streams.catalog_messages import read_tool
 from toolbus.bus.streams.invoke_stream import PIECE_BYTES, PIECE_CALLS, first_calls
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, TEXT_BYTES
@@ -130,7 +130,7 @@ class Account:
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.registry = Registry()
-        self.budgets = PeerBudgets(self.registry, Policy(), limits, LoopShare(lambda: False))
+        self.budgets = PeerBudgets(self.registry, Policy(), limits, LoopShare(lambda: False), Seams())
         self.limits = limits
         self.read: Callable[..., CompiledTool] = self.budgets.read
         self.peers: dict[str, Peer] = {}

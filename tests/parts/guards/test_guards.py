@@ -246,7 +246,7 @@ async def test_a_cancelled_call_ends_its_guard_and_does_not_run(world: World) ->
     await asyncio.gather(held, return_exceptions=True)
     assert (await call(world, "mail", "plain")).output == "sent plain"
     assert world.got == ["guard waits", "plain"]
-    assert "held=0" in repr(world.bus.dispatcher.interceptors[0])
+    assert "held=0" in repr(world.bus.dispatcher.seams.interceptors[0])
 
 
 # -- guards that do not decide ---------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ async def test_verdicts_stand_in_records_metrics_and_explanations(world: World) 
 
 
 async def test_tools_without_a_rule_and_operators_tools_pass_no_guard(world: World) -> None:
-    (guards,) = world.bus.dispatcher.interceptors
+    (guards,) = world.bus.dispatcher.seams.interceptors
     assert (await call(world, "free")).output == "free ran"
     assert all(rule.tools != ("free",) for rule in RULES)
     everything = GuardRule("gone", "refuse", ("*",))
@@ -344,12 +344,12 @@ async def test_tools_without_a_rule_and_operators_tools_pass_no_guard(world: Wor
             "did not decide: UNAVAILABLE: tool 'gone' is not registered"
             in (await within(bus.call("add", {"a": 1}))).text
         )
-    assert guards is world.bus.dispatcher.interceptors[0]
+    assert guards is world.bus.dispatcher.seams.interceptors[0]
 
 
 async def test_a_bus_without_guards_has_no_interceptor() -> None:
     async with running_bus() as bus:
-        assert bus.dispatcher.interceptors == ()
+        assert bus.dispatcher.seams.interceptors == ()
 
 
 async def test_a_draining_bus_ends_guarded_calls_that_it_has_begun() -> None:

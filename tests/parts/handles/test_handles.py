@@ -233,7 +233,7 @@ async def test_a_secret_of_an_untrusted_source_is_blocked_and_not_stored() -> No
         result = await within(bus.call("leak"))
         assert result.error is not None
         assert result.error.code is Code.SECRET_BLOCKED
-        assert "stored=0" in repr(bus.dispatcher.interceptors[0])
+        assert "stored=0" in repr(bus.dispatcher.seams.interceptors[0])
 
 
 # -- the store -------------------------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ async def test_a_restarted_bus_serves_handles_of_before(tmp_path: Path) -> None:
 
 async def test_a_bus_without_a_bound_has_no_interceptor_and_no_tool() -> None:
     async with running_bus(offered=("results",)) as bus:
-        assert bus.dispatcher.interceptors == ()
+        assert bus.dispatcher.seams.interceptors == ()
         assert [listing.tool.name for listing in bus.list()] == []
         assert (await within(bus.call("toolbus:read_result", {"handle": URI}))).error is not None
 

@@ -150,7 +150,7 @@ async def test_a_source_that_was_lost_is_down_until_it_is_back() -> None:
             await plugin.ready()
             presence.draining = True  # no session can attach
             presence.end(next(iter(presence.by_source["p"].values())), "it is lost", time.monotonic())
-            await until(lambda: "p" in presence.lost_sources, "the end of the grace period")
+            await until(lambda: "p" in presence.lost, "the end of the grace period")
             assert read((await scrape(bus)).text)["toolbus_source_up"]["p",] == 0
             presence.draining = False
             await until(lambda: "p" in presence.by_source, "the plugin to come back")

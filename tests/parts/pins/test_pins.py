@@ -42,12 +42,12 @@ class Clock:
 
 def pinned(pin: str, **more: str) -> tuple[Core, Clock]:
     core, clock = Core(), Clock()
-    core.presence.review.pin_by(Pins({"plugin": pin, **more}, clock=clock))  # type: ignore[dict-item]
+    core.dispatcher.seams.pins = Pins({"plugin": pin, **more}, clock=clock)  # type: ignore[dict-item]
     return core, clock
 
 
 def pins_of(core: Core) -> Pins:
-    pins = core.presence.review.pins
+    pins = core.dispatcher.seams.pins
     assert isinstance(pins, Pins)
     return pins
 

@@ -198,7 +198,7 @@ async def test_a_recorder_sees_what_the_tool_got_and_answered_once_beside_guards
 
 async def test_recordings_are_chosen_bounded_counted_and_end_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_bus() as bus:
-        plain = bus.core.calls.dispatcher.interceptors
+        plain = bus.core.calls.dispatcher.seams.interceptors
         async with Plugin("one", address=bus.grpc_addresses[0]) as plugin:
 
             @plugin.tool
@@ -230,7 +230,7 @@ async def test_recordings_are_chosen_bounded_counted_and_end_unread(monkeypatch:
             assert gone.error is not None
             assert "there is no recording 'none'" in gone.error.message
             await read(bus)  # drops the unread ones
-            assert len(bus.core.calls.dispatcher.interceptors) == len(plain) + 1
+            assert len(bus.core.calls.dispatcher.seams.interceptors) == len(plain) + 1
 
 
 async def test_a_recording_that_nobody_ever_reads_ends_and_calls_pay_nothing_for_it(

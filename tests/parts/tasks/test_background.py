@@ -246,7 +246,7 @@ def test_an_adopter_that_fails_costs_no_call_and_no_deadline(caplog: pytest.LogC
             raise RuntimeError("of the keeper's making")
 
     core, host, plugin, _ = setup()
-    core.dispatcher.deadlines.hand_over_to(Broken())
+    core.dispatcher.seams.background = Broken()
     core.call(host, "t", call_id="1", background_after_seconds=2.0)
     core.call(host, "t", call_id="2", timeout_seconds=3.0)
     core.advance(3.5)
@@ -260,7 +260,7 @@ def test_an_adopter_that_fails_costs_no_call_and_no_deadline(caplog: pytest.LogC
 def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
     core, host, plugin, keeper = setup(tool("t", no_background=why == "no_background"))
     if why == "no background":
-        core.dispatcher.deadlines.hand_over_to(None)
+        core.dispatcher.seams.background = None
     caller: PeerDouble = host
     more: dict[str, str] = {}
     if why == "nested":
@@ -294,7 +294,7 @@ def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
 def test_an_invalid_soft_deadline_is_refused(soft_deadline: float, timeout: float, keeps: bool) -> None:
     core, host, plugin, _ = setup()
     if not keeps:
-        core.dispatcher.deadlines.hand_over_to(None)
+        core.dispatcher.seams.background = None
     error = core.refusal(host, "t", background_after_seconds=soft_deadline, timeout_seconds=timeout)
     assert error.code is Code.INVALID_ARGUMENTS
     assert "timeout_seconds" in error.message

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.access.identity import Principal
-from toolbus.bus.calls.call import Call, Caller
+from toolbus.bus.calls.call import Call, Caller, Seams
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import compile_tools
@@ -40,7 +40,9 @@ class Bench:
         self.cancelled = False
         self.loop = asyncio.get_running_loop()
         registry = Registry()
-        self.dispatcher = Dispatcher(registry, Policy(), CallRecords(), Limits(), arm=self._arm, background=tasks)
+        self.dispatcher = Dispatcher(
+            registry, Policy(), CallRecords(), Limits(), arm=self._arm, seams=Seams(background=tasks)
+        )
         self.caller = LocalCaller("desk", self.dispatcher)
         spec = spec_of(self.report)
         handler = LocalHandler("shop", spec, lambda: self.dispatcher)

@@ -135,7 +135,7 @@ async def test_a_task_may_ask_several_times() -> None:
 async def test_a_task_whose_caller_cannot_be_asked_fails() -> None:
     tasks = TaskManager()
     async with mcp_bench() as bench:
-        bench.bus.dispatcher.deadlines.hand_over_to(tasks)
+        bench.bus.dispatcher.seams.background = tasks
         call = pb.ToolCall(name="greet", background_after_seconds=5.0)
         bench.offer("greet", greet, always_background=True)
         caller = LocalCaller("desk", bench.bus.dispatcher)

@@ -7,13 +7,15 @@ handler confirms the end. The handler, which runs the call, is declared in catal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from toolbus.bus.access.identity import Principal
+from toolbus.bus.access.budgets import Budgets
+from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call_records import Row
-from toolbus.bus.catalog.entry import Declaration, Entry, Handler
+from toolbus.bus.catalog.entry import CompiledTool, Declaration, Entry, Handler, read_tool
+from toolbus.bus.catalog.policy import Pinning
 from toolbus.errors import CallError
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
@@ -21,6 +23,7 @@ from toolbus.v1 import tool_pb2 as pb
 TRACE_BYTES = 64  # of a message, for a traceparent
 
 
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class Trace:
     """The trace of one call. Plain slots, set by `CallTraces.begin`: it is made on the hot path.
 
@@ -33,8 +36,6 @@ class Trace:
         sent: when the call was passed to its handler's connection, by the bus's clock; 0 before.
         first_sign: when the first progress came; 0 where none did.
     """
-
-    __slots__ = ("first_sign", "parent_id", "recorded", "sent", "trace_id", "traceparent", "tracestate")
 
     traceparent: str
     parent_id: str
@@ -188,6 +189,52 @@ class Interceptor(Protocol):
         """Clears what the caller may not see of progress."""
 
 
+class SecretCheck(Protocol):
+    """Finds secrets in what untrusted sources say."""
+
+    judged: dict[tuple[str, str | bytes], str | None]  # of a tool, a text or result: judged before
+
+    def check(self, tool_name: str, output_json: str) -> str | None:
+        """Returns why a text is blocked; None where it is not."""
+
+    def check_result(self, tool_name: str, result: pb.ToolResult) -> str | None:
+        """Does the same for a result."""
+
+    def clear_progress(self, tool_name: str, progress: pb.ToolProgress) -> None:
+        """Clears texts of progress that would be blocked."""
+
+
+@dataclass(slots=True, eq=False)
+class Seams:
+    """What rooms put around the calls and declarations of a bus: each sets its fields, and all others read them here.
+
+    Attributes:
+        interceptors: stand around calls: the first is the first that sees a call, and the last that sees its result.
+        background: takes calls over at their soft deadline; None: callers wait to the end.
+        tripwire: blocks secrets in results of untrusted sources; None: nothing is blocked.
+        expand: replaces what stands for something larger in arguments. Gets principal, user, declaration, text.
+        why_absent: returns why a source offers nothing, as the end of a sentence.
+        current: looks up the present identity of a caller whose call goes on as a task, as `Doorman.current` does.
+        on_denied: is notified of each denied call with its reason.
+        on_limited: is notified of calls that a quota refused: how many, and why.
+        budgets: of peers that are trusted less than the bus's own programs.
+        pins: compares the tools of pinned sources with the trusted ones.
+        read: reads a declared tool.
+    """
+
+    interceptors: tuple[Interceptor, ...] = ()
+    background: Background | None = None
+    tripwire: SecretCheck | None = None
+    expand: Callable[[Principal, str, Declaration, str], str] | None = None
+    why_absent: Callable[[str], str] = lambda source: ""
+    current: Callable[[Identity], Identity] = lambda identity: identity
+    on_denied: Callable[[Principal, str, str], object] = lambda principal, name, why: None
+    on_limited: Callable[[Principal, int, str], object] = lambda principal, count, why: None
+    budgets: Budgets = field(default_factory=Budgets)
+    pins: Pinning = field(default_factory=Pinning)
+    read: Callable[..., CompiledTool] = read_tool
+
+
 @dataclass(frozen=True, slots=True)
 class InputExchange:
     """What the caller of one call accepts and answers where the tool asks questions.
@@ -214,37 +261,12 @@ class InputExchange:
         message.request_state = self.state
 
 
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class Call:
     """One call, from its admission until its handler has confirmed its end.
 
     Plain slots: a frozen record costs five times as much, and this is the hot path.
     """
-
-    __slots__ = (
-        "accepted",
-        "active",
-        "arguments_json",
-        "call_id",
-        "caller",
-        "children",
-        "context",
-        "deadline",
-        "declaration",
-        "depth",
-        "entry",
-        "exchange",
-        "frame",
-        "freed_at",
-        "handler",
-        "id",
-        "idle_deadline",
-        "parent",
-        "role",
-        "size",
-        "started",
-        "timeout",
-        "trace",
-    )
 
     caller: Caller
     call_id: str  # the id that the caller chose

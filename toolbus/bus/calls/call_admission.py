@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from toolbus.bus.access.identity import Identity, Principal
-from toolbus.bus.calls.call import Call, Caller, PolicySubject
+from toolbus.bus.access.identity import Principal
+from toolbus.bus.calls.call import Call, Caller, PolicySubject, Seams
 from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.call_records import only_reads
 from toolbus.bus.calls.refusals import AWAY_SECONDS, MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid, must_fit
@@ -50,22 +50,13 @@ class CallAdmission:
         settled_at: until when an unknown tool counts as one whose plugin may still reconnect to a restarted bus.
     """
 
-    def __init__(self, registry: Registry, policy: Policy, view: CatalogView, limits: Limits) -> None:
+    def __init__(self, registry: Registry, policy: Policy, view: CatalogView, limits: Limits, seams: Seams) -> None:
         self._registry = registry
         self._policy = policy
         self._view = view
         self._limits = limits
-        self._current: Callable[[Identity], Identity] = _unchanged  # see `follow_identities`
+        self._seams = seams
         self.settled_at = 0.0
-        self.why_absent: Callable[[str], str] = lambda source: ""  # why a source offers nothing; set by its room
-
-    def settle(self, until: float) -> None:
-        """Sets `settled_at`, by the monotonic clock: a bus has started."""
-        self.settled_at = until
-
-    def follow_identities(self, current: Callable[[Identity], Identity]) -> None:
-        """Sets how to look up the present identity of a caller whose call goes on as a task: `Doorman.current`."""
-        self._current = current
 
     def decide(self, principal: Principal, call: pb.ToolCall, now: float) -> Entry:
         """Returns the entry that a top-level call of a host would reach, without making the call.
@@ -159,7 +150,7 @@ class CallAdmission:
         if scopes.never.match(entry.name, entry.bare_name, f"{entry.source}:{entry.bare_name}"):
             return principal
         try:  # the call may be a task, which goes on when the key of its caller has ended
-            return replace(principal, identity=self._current(parent.root.caller.principal.identity))
+            return replace(principal, identity=self._seams.current(parent.root.caller.principal.identity))
         except NotPermitted:
             return principal
 
@@ -197,7 +188,7 @@ class CallAdmission:
         visible = self._view.listings(role or None, user_id, level, principal=caller.principal)
         names = list_names((listing.tool.name for listing in visible), MAX_TOOLS_SHOWN)
         where = f" in role {role!r}" if role else ""
-        why = self.why_absent(name.partition(":")[0]) if scopes is None else ""
+        why = self._seams.why_absent(name.partition(":")[0]) if scopes is None else ""
         return Refused(Code.NOT_FOUND, f"there is no tool {quote(name)}{where}{why}; there are: {names}")
 
     def soft_deadline(
@@ -246,11 +237,6 @@ class _UnattachedHost:
     def __init__(self, principal: Principal) -> None:
         self.principal = principal
         self.allowed: set[Entry] = set()
-
-
-def _unchanged(identity: Identity) -> Identity:
-    """Stands in until a bus has set how to look up a present identity."""
-    return identity
 
 
 def copy_context(context: pb.CallContext, limits: Limits) -> pb.CallContext:
@@ -311,11 +297,10 @@ class CallArguments:
         repairs: whether arguments that break their schema are repaired before they are refused.
     """
 
-    def __init__(self, limits: Limits, *, repairs: bool = True) -> None:
+    def __init__(self, limits: Limits, seams: Seams, *, repairs: bool = True) -> None:
         self._limits = limits
+        self._seams = seams
         self._repairs = repairs
-        # Replaces what stands for something larger; None where no part does. Gets principal, user, declaration, text.
-        self.expand: Callable[[Principal, str, Declaration, str], str] | None = None
         self._logged: NewestCache[tuple[str, ...], None] = NewestCache(MAX_LOGGED)  # tools and repairs of them
 
     def validate(self, caller: Caller, call: pb.ToolCall, parent: Call | None, declaration: Declaration) -> str:
@@ -334,9 +319,9 @@ class CallArguments:
                 f"the arguments have more than {limit} bytes: send less, or a reference to the data",
                 limit=("arguments_bytes", limit),
             )
-        if self.expand is not None:
+        if self._seams.expand is not None:
             principal = caller.principal if parent is None else parent.root.caller.principal
-            text = self.expand(principal, _user_of(caller, call, parent)[0], declaration, text)
+            text = self._seams.expand(principal, _user_of(caller, call, parent)[0], declaration, text)
         # Some models write blanks where there are no arguments, or around them such as JSON does not allow.
         if text and (not (bare := without_blanks(text)) or bare != text.strip(" \t\n\r")):
             text = RepairedArguments.of(bare, text, ())

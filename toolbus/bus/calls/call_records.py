@@ -131,6 +131,8 @@ READERS = frozenset(
     )
 )
 CODES = frozenset((*Code, INPUT_REQUIRED))
+# What every record shows, in this order.
+_SHOWN = ("number", "id", "call_id", "name", "source", "caller", "user_id", "round", "order")
 # Codes whose messages may repeat arguments or outputs.
 _REVEALING = frozenset((Code.TOOL, Code.INVALID_ARGUMENTS))
 
@@ -251,16 +253,7 @@ class CallRecord:
         Args:
             began: added to its times, makes them seconds since the epoch.
         """
-        line = {
-            "number": self.number,
-            "id": self.id,
-            "call_id": self.call_id,
-            "name": self.name,
-            "source": self.source,
-            "caller": self.caller,
-            "user_id": self.user_id,
-            "round": self.round,
-            "order": self.order,
+        always = {name: getattr(self, name) for name in _SHOWN} | {
             "started": round(began + self.started, 6),
             "ended": round(began + self.ended, 6),
             "seconds": round(self.seconds, 6),
@@ -268,16 +261,14 @@ class CallRecord:
             "arguments_size": self.arguments_size,
             "output_size": self.output_size,
         }
-        if self.repairs:
-            line["repairs"] = [repair.described() for repair in self.repairs]
-        if self.notes:
-            line["notes"] = list(self.notes)
-        if self.parent:
-            line["parent"] = self.parent
-        if self.trace_id:
-            line["trace_id"] = self.trace_id
-        if self.failure is not None:
-            line["failure"] = self.failure.described()
+        rare = {
+            "repairs": [repair.described() for repair in self.repairs],
+            "notes": list(self.notes),
+            "parent": self.parent,
+            "trace_id": self.trace_id,
+            "failure": self.failure and self.failure.described(),
+        }
+        line = always | {name: value for name, value in rare.items() if value}
         return line if self.arguments is None else line | {"arguments": self.arguments, "output": self.output}
 
 

@@ -4,10 +4,8 @@ Every way in uses the same methods: streams, local functions and the gateway han
 kind hands back a list of results. Nothing here awaits or owns a timer: the caller of a method passes the time, and the
 dispatcher asks through ``arm`` for a sweep of the deadlines when the next one passes.
 
-Rare steps have files of their own: the rules before a call is sent (call_admission.py, call_arguments.py), answers to
-calls that are not sent (refused_calls.py), ends before the result (call_endings.py, deadlines.py), results that are not
-plain (result_review.py), and records (call_observer.py). They share the calls in flight
-(calls_in_flight.py).
+Rare steps have files of their own: the rules before a call is sent (call_admission.py), ends before the result
+(call_endings.py), and records (call_observer.py). They share the calls in flight (`CallsInFlight`).
 """
 
 from __future__ import annotations
@@ -15,12 +13,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 from weakref import WeakValueDictionary
 
-from toolbus.bus.access.identity import Principal
 from toolbus.bus.access.quota import Quota, Quotas
-from toolbus.bus.calls.call import ArgumentBudget, Background, Call, Caller, InputExchange, Interceptor, MakeCalls
+from toolbus.bus.calls.call import ArgumentBudget, Call, Caller, InputExchange, MakeCalls, Seams, SecretCheck
 from toolbus.bus.calls.call_admission import CallAdmission, CallArguments, copy_context
 from toolbus.bus.calls.call_endings import CallEndings, CallsInFlight
 from toolbus.bus.calls.call_log import call_fields
@@ -66,29 +62,21 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.calls")
 
-OnDenied = Callable[[Principal, str, str], object]
-OnLimited = Callable[[Principal, int, str], object]
-
 
 class RefusedCalls:
     """The calls of one bus that are not sent."""
 
-    def __init__(self, observer: CallObserver) -> None:
+    def __init__(self, observer: CallObserver, seams: Seams) -> None:
         self._observer = observer
-        self._on_denied: OnDenied | None = None  # see watch
-        self._on_limited: OnLimited | None = None
-
-    def watch(self, on_denied: OnDenied, on_limited: OnLimited) -> None:
-        """Sets who is notified of each denied call with its reason, and of calls that a quota refused."""
-        self._on_denied, self._on_limited = on_denied, on_limited
+        self._seams = seams
 
     def refuse(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
         """Answers a call that is not sent, and records it, shortened: refused names may be of any length."""
         result = refused.result
         result.call_id = call.call_id
         caller.deliver_result(call.call_id, result)
-        if refused.error.code == Code.PERMISSION_DENIED and self._on_denied is not None:
-            self._on_denied(caller.principal, call.name[:MAX_TEXT], refused.error.message)
+        if refused.error.code == Code.PERMISSION_DENIED:
+            self._seams.on_denied(caller.principal, call.name[:MAX_TEXT], refused.error.message)
         self._observer.call_refused(caller, call, refused, now)
 
     def within_quota(
@@ -106,8 +94,7 @@ class RefusedCalls:
 
     def _refuse_rest(self, caller: Caller, calls: list[pb.ToolCall], first: int, refused: Refused, now: float) -> None:
         self._observer.identity_limited(caller.principal.identity, len(calls) - first)
-        if self._on_limited is not None:
-            self._on_limited(caller.principal, len(calls) - first, refused.error.message)
+        self._seams.on_limited(caller.principal, len(calls) - first, refused.error.message)
         for call in calls[first:]:
             self.refuse(caller, call, refused, now)
         del calls[first:]
@@ -135,22 +122,13 @@ class Deadlines:
 
     Args:
         calls: makes calls again, for tasks that got answers.
-
-    Attributes:
-        background: takes calls over at their soft deadline; None: callers wait to the end.
     """
 
-    def __init__(
-        self, in_flight: CallsInFlight, endings: CallEndings, calls: MakeCalls, background: Background | None
-    ) -> None:
+    def __init__(self, in_flight: CallsInFlight, endings: CallEndings, calls: MakeCalls, seams: Seams) -> None:
         self._in_flight = in_flight
         self._endings = endings
         self._calls = calls
-        self.background = background
-
-    def hand_over_to(self, background: Background | None) -> None:
-        """Sets what takes calls over at their soft deadline; None: callers wait to the end."""
-        self.background = background
+        self._seams = seams
 
     def sweep(self, now: float) -> None:
         """Ends calls whose deadline has passed, and arms the next sweep."""
@@ -186,8 +164,8 @@ class Deadlines:
         """Answers a call at its soft deadline, and lets it go on as a task of the background."""
         adopted = None
         try:
-            if self.background is not None:
-                adopted = self.background.adopt(call, now, self._endings.cancels, self._calls)
+            if (background := self._seams.background) is not None:
+                adopted = background.adopt(call, now, self._endings.cancels, self._calls)
         except Exception:  # the sweep must go on: it times out every other call too
             names = call.call_id, call.entry.name, call.entry.source
             log.exception("a fault of the bus: a call became no task", extra=call_fields(*names, call.caller.principal))
@@ -288,21 +266,6 @@ NO_OUTPUT = 4  # characters of null: only what is no longer can be a result with
 OUTPUT_SCHEMA = "output_schema"  # `CallError.reason` where an output breaks the tool's own schema
 
 
-class SecretCheck(Protocol):
-    """Finds secrets in what untrusted sources say."""
-
-    judged: dict[tuple[str, str | bytes], str | None]  # of a tool, a text or result: judged before
-
-    def check(self, tool_name: str, output_json: str) -> str | None:
-        """Returns why a text is blocked; None where it is not."""
-
-    def check_result(self, tool_name: str, result: pb.ToolResult) -> str | None:
-        """Does the same for a result."""
-
-    def clear_progress(self, tool_name: str, progress: pb.ToolProgress) -> None:
-        """Clears texts of progress that would be blocked."""
-
-
 def review(call: Call, result: pb.ToolResult, limits: Limits, tripwire: SecretCheck | None) -> int:
     """Changes a result to one that the caller may get.
 
@@ -400,7 +363,6 @@ class Dispatcher:
 
     Args:
         arm: called with the time of the next deadline whenever it comes nearer; `Deadlines.sweep` is to be called then.
-        background: see `Deadlines`.
         stuck_seconds: as in `Timings`.
         first_id: where the ids towards handlers begin. A bus draws it, so that an id from before its restart names no
             call of now: a nested call that a peer sends again would run as the user of another call. Dispatchers that
@@ -409,13 +371,11 @@ class Dispatcher:
         metrics: counts the calls of each tool; None: they are not counted.
 
     Attributes:
-        tripwire: blocks secrets in results of untrusted sources; None: nothing is blocked.
+        seams: what rooms put around calls.
         view: what callers may see, by the same policy.
         observer: records how calls end.
         draining: whether only nested calls are accepted, for a graceful shutdown.
         arguments: validates the arguments of calls.
-        interceptors: parts of the bus that stand around calls: the first is the first that sees a call, and the last
-            that sees its result.
     """
 
     def __init__(
@@ -426,7 +386,7 @@ class Dispatcher:
         limits: Limits,
         *,
         arm: Callable[[float], None],
-        background: Background | None = None,
+        seams: Seams | None = None,
         stuck_seconds: float = DEFAULT_TIMINGS.stuck_seconds,
         first_id: int = 1,
         repairs: bool = True,
@@ -438,20 +398,19 @@ class Dispatcher:
         self._budgets: WeakValueDictionary[str, ArgumentBudget] = WeakValueDictionary()  # by the caller's source
         self._last_id = first_id - 1  # the last id that a call got towards its handler
         self.quotas = Quotas()
-        self.tripwire: SecretCheck | None = None
+        self.seams = seams = seams or Seams()
         self.view = CatalogView(registry, policy)
         self.records = records
         self.observer = CallObserver(registry, records, metrics)
         self.slow_calls = self.observer.slow_calls
         self.traces = self.observer.traces
         self.draining = False
-        self.interceptors: tuple[Interceptor, ...] = ()
         self.in_flight = CallsInFlight(arm)
-        self.admission = CallAdmission(registry, policy, self.view, limits)
-        self.arguments = CallArguments(limits, repairs=repairs)
-        self.refused = RefusedCalls(self.observer)
+        self.admission = CallAdmission(registry, policy, self.view, limits, seams)
+        self.arguments = CallArguments(limits, seams, repairs=repairs)
+        self.refused = RefusedCalls(self.observer, seams)
         self.endings = CallEndings(self.in_flight, self.observer, stuck_seconds=stuck_seconds)
-        self.deadlines = Deadlines(self.in_flight, self.endings, self.calls, background)
+        self.deadlines = Deadlines(self.in_flight, self.endings, self.calls, seams)
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.in_flight!r}{' draining' if self.draining else ''}>"
@@ -550,7 +509,7 @@ class Dispatcher:
                 if handler is not to or not share:  # once for a run of calls of the same handler
                     if to is not None and batch:
                         to.slots.take(budget, len(batch))
-                        (self._intercept if self.interceptors else to.send)(batch, now)
+                        (self._intercept if self.seams.interceptors else to.send)(batch, now)
                         batch = []
                     if handler is not None:
                         share = handler.slots.offer(budget, handler.max_in_flight - len(handler.pending), now)
@@ -572,7 +531,7 @@ class Dispatcher:
                 background_after = call.background_after_seconds  # the soft deadline, from now
                 if background_after:
                     timeout, background_after = self.admission.soft_deadline(
-                        caller, call, declaration, parent, has_tasks=self.deadlines.background is not None
+                        caller, call, declaration, parent, has_tasks=self.seams.background is not None
                     )
                 record.timeout = timeout
                 record.deadline = deadline = now + timeout
@@ -612,7 +571,7 @@ class Dispatcher:
                 self.refused.fault(caller, call_id, name, fault, now)
         if to is not None and batch:
             to.slots.take(budget, len(batch))
-            (self._intercept if self.interceptors else to.send)(batch, now)
+            (self._intercept if self.seams.interceptors else to.send)(batch, now)
         for record in at_once:
             if total.soft_deadlines.pop(record, None) is not None:  # else a handler of this process has ended it
                 self.deadlines.to_background(record, now)
@@ -626,18 +585,17 @@ class Dispatcher:
     def _intercept(self, batch: list[Call], now: float) -> None:
         """Sends calls to the handler that all of them have, but those that an interceptor takes over."""
         handler = batch[0].handler
-        for each in self.interceptors:
+        for each in self.seams.interceptors:
             batch = each.before(batch, now)
         if batch:
             handler.send(batch, now)
 
     def results(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> None:
         """Takes the results of a handler, and delivers each to its caller."""
-        if self.interceptors:
-            for each in reversed(self.interceptors):
-                results = each.after(handler, results, now)
+        for each in reversed(self.seams.interceptors):
+            results = each.after(handler, results, now)
         total, pending, keep = self.in_flight, handler.pending, self.records.keep
-        soft_deadlines, tripwire = total.soft_deadlines, None if self.tripwire is None else self._tripwire_for(handler)
+        soft_deadlines, tripwire = total.soft_deadlines, self._tripwire_for(handler)
         careful = self.records.contents or handler.source.startswith(CAREFUL)  # whether the observer records each
         slow = now - self.slow_calls.seconds  # a call that began before took long
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
@@ -738,7 +696,7 @@ class Dispatcher:
                 continue
             if tripwire is not None:
                 tripwire.clear_progress(call.entry.name, message)
-            for each in reversed(self.interceptors):
+            for each in reversed(self.seams.interceptors):
                 each.progress(call, message)
             if call.trace is not None and not call.accepted:
                 call.trace.first_sign = now
@@ -757,4 +715,5 @@ class Dispatcher:
 
     def _tripwire_for(self, handler: Handler) -> SecretCheck | None:
         """Returns what checks the results of a handler; None where its source is trusted."""
-        return self.tripwire if self._policy.is_untrusted(handler.source) else None
+        tripwire = self.seams.tripwire
+        return tripwire if tripwire is not None and self._policy.is_untrusted(handler.source) else None

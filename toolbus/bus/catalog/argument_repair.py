@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import jsonschema_rs
 
-from toolbus.bus.catalog.schema import CHOICES, MAYBE_WHOLE, ArgumentChecker, load_arguments
+from toolbus.bus.catalog.schema import CHOICES, MAYBE_WHOLE, ArgumentChecker, load_arguments, path_text
 from toolbus.bus.catalog.schema_defaults import Defaults, Path
-from toolbus.common.text import escape_surrogates
+from toolbus.common.text import escape_surrogates, shorten
 
 MAX_REPAIRS = 100  # of one call: a model's slip, not an attempt to keep the bus busy
 MAX_ROUNDS = 4  # JSON text may hold JSON text
@@ -33,7 +33,6 @@ _BY_FIRST = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "{": "o
 _WHITE_SPACE = " \t\n\r"
 _VALUES = (jsonschema_rs.ValidationErrorKind.Enum, jsonschema_rs.ValidationErrorKind.Constant)
 _TYPE = jsonschema_rs.ValidationErrorKind.Type
-_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class Repair(NamedTuple):
@@ -304,15 +303,7 @@ def _at(value: Any, path: Iterable[str | int]) -> Any:
 
 
 def _shown(path: Iterable[str | int]) -> str:
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif _PLAIN_KEY.fullmatch(part):
-            text += f".{part}" if text else part
-        else:
-            text += f"[{escape_surrogates(json.dumps(part, ensure_ascii=False))}]"
-    return text if len(text) <= MAX_PATH else f"{text[: MAX_PATH - 1]}…"
+    return shorten(path_text(path), MAX_PATH)
 
 
 def _type_of(value: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 from toolbus.bus.catalog.schema import ArgumentChecker, SchemaFault, compile_output_schema, compile_schema
 from toolbus.bus.metrics.call_counts import CallCounts
+from toolbus.common.text import quote
 from toolbus.errors import InvalidTool, LimitExceeded
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, USER_KEYS, Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
@@ -91,6 +92,25 @@ def compile_tool(tool: Tool, limits: Limits, *, checks_arguments: bool = True, q
 def declared_twice(name: str) -> InvalidTool:
     """Returns the fault of the second of two tools with one name and role."""
     return InvalidTool([f"tool {name!r} is declared twice: drop one of them"])
+
+
+def read_tool(message: pb.Tool, limits: Limits, *, qualified: bool = False, hints_trusted: bool = True) -> CompiledTool:
+    """Reads, checks and compiles a tool that a session declares, and copies it out of its frame.
+
+    Raises:
+        InvalidTool: naming each fault.
+    """
+    if message.callback_url:
+        raise InvalidTool(
+            [
+                f"tool {quote(message.name)} has a callback_url, but it belongs to a session and is called over its "
+                "stream: leave callback_url empty, or register without session_id"
+            ]
+        )
+    tool = Tool.from_wire(message, limits)
+    if not hints_trusted:
+        tool = replace(tool, hints_trusted=False)
+    return compile_tool(tool, limits, qualified=qualified)
 
 
 def compile_tools(

@@ -6,7 +6,7 @@ called is listed. Nothing here knows calls, streams or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeGuard
 
@@ -14,6 +14,33 @@ from toolbus.bus.access.identity import Principal
 from toolbus.bus.catalog.entry import BUS_SOURCE, LENT_MODEL, Entry, is_operators
 from toolbus.common.text import is_utf8, quote, shorten
 from toolbus.errors import InvalidRequest, NotPermitted
+from toolbus.protocol.tool import Tool
+
+Key = tuple[str, str]  # a tool's name and its role; "" is every role
+
+
+class Pinning:
+    """Compares the tools of pinned sources with those that are trusted; this one pins none."""
+
+    def pin_of(self, source: str) -> str | None:
+        """Returns what happens to a source's changes, `warn` or `block`; None where it is not pinned."""
+        return None
+
+    def review(self, source: str, declared: Collection[Tool], *, accepted: bool = False) -> dict[Key, str]:
+        """Compares declarations with the trusted ones, and stores those that are new.
+
+        Args:
+            accepted: whether the bus took them earlier.
+
+        Returns:
+            The tools that wait for an approval, with the reason.
+        """
+        return {}
+
+    def warnings(self, source: str, tools: Iterable[Key]) -> Mapping[Key, str]:
+        """Returns the warnings about tools that a source offers although they changed."""
+        return {}
+
 
 EVERYONE = "*"
 TOOLS, GENERATION = "tools", "generation"  # the permissions of a source: to offer tools, to use models that hosts lend
@@ -132,7 +159,7 @@ class Policy:
         untrusted: Iterable[str] = (),
         generators: Iterable[str] = (),
     ) -> None:
-        self._denied = denied  # replaced in one step by `grant` and `deny`
+        self.denied = denied  # sources that may not offer tools; replaced in one step by `grant` and `deny`
         self._withdrawn: dict[str, frozenset[str]] = {}  # by denied source, the names of the tools that it had
         self._untrusted = frozenset(untrusted)
         self._untrusted_prefixes = tuple(source[:-1] for source in self._untrusted if source.endswith("*"))
@@ -142,18 +169,13 @@ class Policy:
 
     def may_offer(self, source: str) -> bool:
         """Tells whether a source may offer tools: whether it has the permission ``tools``."""
-        return source not in self._denied
-
-    @property
-    def denied(self) -> frozenset[str]:
-        """The sources that may not offer tools."""
-        return self._denied
+        return source not in self.denied
 
     def grant(self, source: str) -> bool:
         """Lets a source offer tools. Returns whether it could not before. To be called from one thread."""
-        if source not in self._denied:
+        if source not in self.denied:
             return False
-        self._denied = self._denied - {source}
+        self.denied = self.denied - {source}
         self._withdrawn = {each: names for each, names in self._withdrawn.items() if each != source}
         return True
 
@@ -163,9 +185,9 @@ class Policy:
         Args:
             names: of the tools that it offers, without those that are hidden from some users, for `withdrawn_from`.
         """
-        if source in self._denied:
+        if source in self.denied:
             return False
-        self._denied = self._denied | {source}
+        self.denied = self.denied | {source}
         self._withdrawn = self._withdrawn | {source: frozenset(names)}
         return True
 

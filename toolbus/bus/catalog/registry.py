@@ -4,8 +4,7 @@ A role table maps a listed name to an entry; an entry holds the declarations of 
 newest last. A tool whose handlers disconnect stays listed as offline for the grace period, so that a plugin that
 reconnects finds its place again. The registry knows nothing of streams and calls.
 
-Which tables there are is in role_tables.py, which entries a handler or a source has in offer_index.py, and how the
-catalog is read in lookups.py. All of it changes here.
+Which tables there are, and which entries a handler or a source has, is in role_tables.py. All of it changes here.
 """
 
 from __future__ import annotations
@@ -428,17 +427,21 @@ class Registry(Lookups):
 
     def take_unsaved(self) -> list[Handler]:
         """Returns the persisted handlers whose offers changed since this was last called."""
-        if not self._index.unsaved:
+        index = self._index
+        if not index.unsaved:
             return []
         with self._lock:
-            return self._index.take_unsaved()
+            unsaved, index.unsaved = list(index.unsaved), {}
+            return unsaved
 
     def take_reviewed(self) -> dict[Handler, dict[tuple[str, str], bool]]:
         """Returns the tools whose role was added or removed since the last call: whether each is offered now."""
-        if not self._index.reviewed:
+        index = self._index
+        if not index.reviewed:
             return {}
         with self._lock:
-            return self._index.take_reviewed()
+            reviewed, index.reviewed = index.reviewed, {}
+            return reviewed
 
     # -- changing -----------------------------------------------------------------------------------------------
 

@@ -25,8 +25,9 @@ class OfferIndex:
         by_source: the entries of a source, offline ones included.
         offline: the end of the grace period and the instance that disconnected, for each entry that is offline; the
             first ends first.
-        unsaved: persisted handlers whose offers changed since `take_unsaved`.
-        reviewed: tools whose role was added or removed since `take_reviewed`, by (name, role): whether each is offered.
+        unsaved: persisted handlers whose offers changed since `Registry.take_unsaved`.
+        reviewed: tools whose role was added or removed since `Registry.take_reviewed`, by (name, role): whether each is
+            offered.
     """
 
     __slots__ = ("by_handler", "by_source", "offline", "reviewed", "unsaved")
@@ -81,16 +82,6 @@ class OfferIndex:
     def review(self, handler: Handler, entry: Entry, role: str, is_offered: bool) -> None:
         """Notes that the role of a tool was added or removed."""
         self.reviewed.setdefault(handler, {})[entry.bare_name, role] = is_offered
-
-    def take_unsaved(self) -> list[Handler]:
-        """Returns the persisted handlers whose offers changed since this was last called."""
-        unsaved, self.unsaved = list(self.unsaved), {}
-        return unsaved
-
-    def take_reviewed(self) -> dict[Handler, dict[tuple[str, str], bool]]:
-        """Returns the tools whose role was added or removed since the last call: whether each is offered now."""
-        reviewed, self.reviewed = self.reviewed, {}
-        return reviewed
 
 
 Lost = dict[tuple[Handler, str], list[str]]  # the roles in which a handler lost a tool, by its bare name

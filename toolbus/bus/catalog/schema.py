@@ -585,22 +585,6 @@ class ArgumentChecker:
         defaults: what is filled in; None where the schema declares none.
     """
 
-    __slots__ = (
-        *(
-            "_is_free",
-            "_limits",
-            "_size",
-            "_validator",
-            "defaults",
-            "has_integers",
-            "is_valid",
-            "load",
-            "noun",
-            "passes",
-        ),
-        *("compile_cost", "text", "warnings"),
-    )
-
     def __init__(
         self,
         validator: jsonschema_rs.Validator,
@@ -938,13 +922,20 @@ def _length(value: object) -> int:
     return len(value) if isinstance(value, str) else value.bit_length() // 3 if isinstance(value, int) else 8
 
 
-def _place(error: jsonschema_rs.ValidationError, place: str) -> str:
-    for part in error.instance_path:
+def path_text(path: Iterable[str | int], text: str = "") -> str:
+    """Returns a path into arguments, after the text of where it begins: `a.b[0]["a key"]`."""
+    for part in path:
         if isinstance(part, int):
-            place += f"[{part}]"
+            text += f"[{part}]"
+        elif _PLAIN_KEY.fullmatch(part):
+            text += f".{part}" if text else part
         else:
-            place += f".{part}" if _PLAIN_KEY.fullmatch(part) else f"[{json.dumps(part, ensure_ascii=False)}]"
-    return cut(place)
+            text += f"[{escape_surrogates(json.dumps(part, ensure_ascii=False))}]"
+    return text
+
+
+def _place(error: jsonschema_rs.ValidationError, noun: str) -> str:
+    return cut(path_text(error.instance_path, noun))
 
 
 def _fault_text(error: jsonschema_rs.ValidationError, noun: str) -> str:

@@ -11,16 +11,16 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toolbus.bus.access.budgets import REFUSAL_SECONDS, REFUSED, REQUEST_SECONDS, Budgets
+from toolbus.bus.access.budgets import REFUSAL_SECONDS, REFUSED, REQUEST_SECONDS
 from toolbus.bus.access.identity import LOCAL, Principal
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit import Audit
+from toolbus.bus.calls.call import Seams
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, PROBE_PATHS, UID, log_later, peer_of
 from toolbus.bus.gateway.remote_access import RemoteAccess
@@ -48,7 +48,7 @@ class AccessGuard:
         neighbours: which users of this machine may use the bus.
         remote: admits requests over HTTPS.
         audit: records refusals.
-        budgets: returns those of whom it refuses, and of other machines.
+        seams: of the bus, for the budgets of whom it refuses, and of other machines.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class AccessGuard:
         neighbours: Neighbours,
         remote: RemoteAccess,
         audit: Audit,
-        budgets: Callable[[], Budgets] = Budgets,
+        seams: Seams,
     ) -> None:
-        self._budgets = budgets
+        self._seams = seams
         self._app = app
         self._audit = audit
         self._neighbours = neighbours
@@ -77,7 +77,7 @@ class AccessGuard:
             why = self._neighbours.refusal(_uid(scope))
             if why:
                 self._record(scope, why)
-                await self._budgets().spend(REFUSED, REFUSAL_SECONDS)
+                await self._seams.budgets.spend(REFUSED, REFUSAL_SECONDS)
                 await JSONResponse({"detail": why}, 403, headers={"Connection": "close"})(scope, receive, send)
                 return
         if scope["scheme"] == "https" and (document := self._remote.metadata.response(scope)) is not None:
@@ -89,14 +89,14 @@ class AccessGuard:
             self._record(scope, why)
             if self._log_limit.passes():
                 log.warning("refused method=%s path=%.80r why=%s", scope["method"], scope["path"], why)
-            await self._budgets().spend(REFUSED, REFUSAL_SECONDS)
+            await self._seams.budgets.spend(REFUSED, REFUSAL_SECONDS)
             more = self._remote.headers_of_401(scope) if status == 401 else None
             await JSONResponse({"detail": why}, status, headers=more)(scope, receive, send)
             return
         identity = scope[IDENTITY]
         if identity.scopes is not None or _site_refusal(scope):  # a browser sends what a page asks it to
             account = REFUSED if identity.scopes is None else Principal(identity=identity).account
-            await self._budgets().spend(account, REQUEST_SECONDS)
+            await self._seams.budgets.spend(account, REQUEST_SECONDS)
         length = coding = None
         for name, value in scope["headers"]:
             if name == b"content-length":

@@ -127,7 +127,7 @@ def application(parts: GatewayParts) -> ASGIApp:
         core.sessions.neighbours,
         parts.remote,
         core.audit,
-        lambda: core.sessions.presence.budgets,
+        core.calls.dispatcher.seams,
     )
     for layer in core.rooms.providers(HttpLayer):
         guarded = layer.around(guarded)

@@ -126,7 +126,7 @@ class Callbacks:
         self.exchanges = Exchanges(self.start, self.cancel)
         self._dispatcher = core.calls.dispatcher
         self._limits = core.config.limits
-        self._presence = core.sessions.presence
+        self._budgets = core.calls.dispatcher.seams.budgets
         self._signals = signals
         self._client = _LazyClient(self.may_serve)
         self._running: dict[Call, asyncio.Task[None]] = {}  # exchanges
@@ -226,7 +226,7 @@ class Callbacks:
     ) -> pb.ToolResult:
         """Reads a response (REST-42)."""
         limit = self._limits.callback_bytes
-        spend, beside = self._presence.budgets.spend, self._presence.budgets.beside
+        spend, beside = self._budgets.spend, self._budgets.beside
         content = await client.read(response, limit, lambda size: spend(handler.source, size * BYTE_SECONDS))
         encoding = response.headers.get("Content-Encoding")
         if encoding and content:

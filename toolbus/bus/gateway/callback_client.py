@@ -14,7 +14,7 @@ import aiohttp
 from yarl import URL
 
 from toolbus.bus.gateway import callback_proof
-from toolbus.bus.gateway.callback_faults import ConnectionBroke, ExchangeFault, NotConnected, NotHttp
+from toolbus.bus.gateway.callback_faults import ExchangeFault, NotConnected, NotHttp
 from toolbus.bus.gateway.callback_handler import CallbackHandler
 from toolbus.bus.gateway.callback_messages import LARGE_BODY
 from toolbus.bus.gateway.callback_request import CallbackRequest, CallbackResponse
@@ -109,7 +109,7 @@ def _fault(error: BaseException) -> ExchangeFault:
         return NotConnected(reason, out_of_sockets=error.errno in _OUT_OF_SOCKETS, untrusted=untrusted)
     if isinstance(error, aiohttp.http_exceptions.HttpProcessingError):
         return NotHttp(" ".join(error.message.split()).rstrip(" ^")[:200])  # it has several lines, with a caret below
-    return ConnectionBroke(_why_broken(error))
+    return ExchangeFault(_why_broken(error))
 
 
 def _why_broken(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ExchangeFault(Exception):
-    """An exchange that brought no response; its text is the reason."""
+    """An exchange that brought no whole response; its text is the reason."""
 
 
 class NotConnected(ExchangeFault):
@@ -23,7 +23,3 @@ class NotConnected(ExchangeFault):
 
 class NotHttp(ExchangeFault):
     """The answer is not an HTTP response."""
-
-
-class ConnectionBroke(ExchangeFault):
-    """The connection ended before the response was complete."""

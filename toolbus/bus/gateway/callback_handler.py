@@ -34,10 +34,6 @@ class Origin:
         answered_at: when it last accepted a connection or answered, in seconds of `RunClock`.
     """
 
-    __slots__ = (
-        *("_now", "address", "answered_at", "failures", "handlers", "last_failure", "online", "probing", "source"),
-    )
-
     def __init__(
         self, source: str, address: tuple[str, str, int], answered_at: float, now: Callable[[], float]
     ) -> None:
@@ -112,35 +108,6 @@ class CallbackHandler:
         wants_context: whether its plugin wants the context of calls, in headers.
         request: the common part of its requests; None before the first.
     """
-
-    __slots__ = (
-        *(
-            "_exchanges",
-            "doubt",
-            "has_answered",
-            "headers",
-            "is_confirmed",
-            "is_restored",
-            "key",
-            "listener",
-            "max_in_flight",
-            "not_found",
-        ),
-        *(
-            "offered",
-            "origin",
-            "pending",
-            "proven_by",
-            "request",
-            "secret",
-            "server_restarted",
-            "slots",
-            "source",
-            "stuck",
-            "target",
-        ),
-        "wants_context",
-    )
 
     trust = Trust.OWN
     kind = "callback"

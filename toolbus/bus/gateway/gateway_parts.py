@@ -94,7 +94,7 @@ class GatewayParts:
             raise NotOffered("this bus takes no tools with a callback_url: register over gRPC, in a session")
         limits, compiled = self.core.config.limits, None
         if size > LARGE or '"pattern' in (tool := read()).parameters_json:
-            tool, compiled = await self.core.sessions.presence.budgets.compile(
+            tool, compiled = await self.core.calls.dispatcher.seams.budgets.compile(
                 source, lambda: (each := read(), compile_by_rest(each, limits))
             )
         return self.registrations.register(source, tool, target, secret, compiled)

@@ -28,6 +28,7 @@ from toolbus.bus.catalog.entry import (
     place_and_turn,
     unchecked,
 )
+from toolbus.bus.catalog.policy import Pinning
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
@@ -36,7 +37,7 @@ from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegi
 from toolbus.bus.storage.store import Kind, Store
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.refused_tools import add_refused
-from toolbus.bus.streams.tool_review import Pinning, first_fault, notify_owners, refusal
+from toolbus.bus.streams.tool_review import first_fault, notify_owners, refusal
 from toolbus.common.text import clean_line, quote
 from toolbus.errors import InvalidRequest, InvalidTool, NotApproved, NotKept, NotPermitted, RequestError, UnknownRole
 from toolbus.protocol.limits import Limits, Timings
@@ -325,6 +326,7 @@ class Registrations:
         self._handlers: dict[str, CallbackHandler] = {}  # by key: every registration, online or offline
         self._audit = core.audit
         self._review = core.sessions.presence.review
+        self._pins = core.calls.dispatcher.seams.pins
         self._adopt = core.catalog.roles.first_use
         self._restoring = False  # whether the probes of restored origins are not complete
         self._answers_saved_at = self._clock.now()  # when the times of the last answers were last persisted
@@ -339,7 +341,7 @@ class Registrations:
         """Restores persisted tools, and offers at once those whose plugin still listens."""
         self._restoring = True
         stored = {record.key: record for record in records}
-        approved = only_approved(stored.values(), self._review.pins)
+        approved = only_approved(stored.values(), self._pins)
         self._handlers.update(restore_handlers(approved, self._registry, self._limits, self._handler))
         if stored:
             self._registry.take_unsaved()  # all of them; most are as they were persisted
@@ -462,7 +464,7 @@ class Registrations:
 
     def _hold(self, source: str, tools: Sequence[CompiledTool]) -> dict[tuple[str, str], str]:
         """Returns why tools of a pinned source wait for an approval, by name and role; withdraws their old ones."""
-        waiting = self._review.pins.review(source, [tool.declared for tool in tools])
+        waiting = self._pins.review(source, [tool.declared for tool in tools])
         handlers = [handler for origin in self._by_source.get(source, ()) for handler in origin.handlers]
         former = [handler for handler in handlers if _key(handler.offered.tool) in waiting]
         for handler in former:

@@ -89,7 +89,7 @@ def router() -> APIRouter:
     async def unregister(body: UnregisterBody, request: Request) -> Response:
         """Unregisters a tool, of any source; an unknown tool is not an error."""
         parts = parts_of(request)
-        outcome = parts.core.sessions.presence.withdrawal.unregister(
+        outcome = parts.core.sessions.presence.review.unregister(
             body.name, body.role or "", None, principal_of(request)
         )
         parts.persist()
@@ -99,7 +99,7 @@ def router() -> APIRouter:
     async def clear(body: ClearBody, request: Request) -> Response:
         """Withdraws every tool of a source."""
         parts = parts_of(request)
-        outcome = parts.core.sessions.presence.withdrawal.clear(body.source, body.role or "", principal_of(request))
+        outcome = parts.core.sessions.presence.review.clear(body.source, body.role or "", principal_of(request))
         parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count, "source": body.source, **_roles(outcome)})
 

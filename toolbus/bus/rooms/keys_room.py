@@ -20,7 +20,7 @@ class KeysRoom(Room):
         super().__init__(core)
         self._scopes: Mapping[str, Scopes] = {} if core.sessions.keyring is None else core.sessions.keyring.identities
         core.sessions.doorman.on_refresh(self._refreshed)
-        core.calls.dispatcher.admission.follow_identities(core.sessions.doorman.current)
+        core.calls.dispatcher.seams.current = core.sessions.doorman.current
 
     async def start(self) -> None:
         """Begins to follow the files."""

@@ -96,13 +96,14 @@ class NotificationsRoom(Room):
         if self.core.catalog.policy.is_untrusted(source):
             content = dump_json([text, data])  # a text may be JSON too
             check = partial(self._check_secrets, source, content)
-            await self.core.sessions.presence.budgets.beside(source, check) if len(content) > LONG_BYTES else check()
+            budgets = self.core.calls.dispatcher.seams.budgets
+            await budgets.beside(source, check) if len(content) > LONG_BYTES else check()
         hosts = self._board.publish(source, user, text, data_json)
         self._store_numbers()
         return {"number": self._board.newest, "hosts": hosts}
 
     def _check_secrets(self, source: str, content: str) -> None:
-        tripwire = self.core.calls.dispatcher.tripwire
+        tripwire = self.core.calls.dispatcher.seams.tripwire
         blocked = tripwire.check("notify", content) if tripwire is not None else None
         if blocked:
             raise InvalidRequest(f"the notification of untrusted source {source!r} may hold a secret: {blocked}")

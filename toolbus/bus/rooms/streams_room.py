@@ -31,9 +31,7 @@ class StreamsRoom(Room):
         shared = core.calls.dispatcher, core.sessions.presence, core.config.limits, core.program.timings
         service = ToolBusService(*shared, core.rooms.register, core.program.stalls)
         untrusted = UntrustedService(*shared, core.catalog.policy.is_untrusted, core.program.stalls)
-        doors = Doors(
-            core.sessions.neighbours, core.sessions.doorman, core.audit, lambda: core.sessions.presence.budgets
-        )
+        doors = Doors(core.sessions.neighbours, core.sessions.doorman, core.audit, core.calls.dispatcher.seams)
         how = {"reflection": core.config.grpc_reflection, "lane": core.config.lane}
         self.listeners = Listeners(service, untrusted, self.health, core.config.limits, doors, **how)
         core.signals.on_source.append(self.health.source_changed)

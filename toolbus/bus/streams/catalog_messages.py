@@ -8,17 +8,16 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges, ChangeOutcome
-from toolbus.bus.catalog.entry import HOST_SOURCE, CompiledTool, Entry, Handler, ToolListing, compile_tool, is_operators
+from toolbus.bus.catalog.entry import HOST_SOURCE, Entry, Handler, ToolListing, is_operators
+from toolbus.bus.streams.refused_tools import fitting
 from toolbus.common.text import quote
-from toolbus.errors import InvalidRequest, InvalidTool
-from toolbus.protocol.tool import KIB, MIB, Limits, Tool, level_of
+from toolbus.errors import InvalidRequest
+from toolbus.protocol.tool import KIB, MIB, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
-from toolbus.v1 import tool_pb2 as pb
 
 PAGE_BYTES = 3 * MIB  # below the 4 MiB that a default gRPC client receives
 MAX_WAITING_SHOWN = 1_000  # tools that wait for a role, in one message
@@ -34,31 +33,16 @@ _BEST_FIRST = (
 NO_CALLS = {wire.SESSION_STATE_UNCONFIRMED, wire.SESSION_STATE_OFFLINE}  # states in which a handler takes no call
 
 
-def read_tool(message: pb.Tool, limits: Limits, *, qualified: bool = False, hints_trusted: bool = True) -> CompiledTool:
-    """Reads, checks and compiles a tool that a session declares, and copies it out of its frame.
-
-    Raises:
-        InvalidTool: naming each fault.
-    """
-    if message.callback_url:
-        raise InvalidTool(
-            [
-                f"tool {quote(message.name)} has a callback_url, but it belongs to a session and is called over its "
-                "stream: leave callback_url empty, or register without session_id"
-            ]
-        )
-    tool = Tool.from_wire(message, limits)
-    if not hints_trusted:
-        tool = replace(tool, hints_trusted=False)
-    return compile_tool(tool, limits, qualified=qualified)
-
-
 def registered(*outcomes: ChangeOutcome) -> wire.RegisterResponse:
     """Builds the response of Register from the outcomes of its steps."""
     return wire.RegisterResponse(
         registered=[name for outcome in outcomes for name in outcome.names],
         affected_roles=dict.fromkeys(role for outcome in outcomes for role in outcome.roles),
-        failed_roles=[failed for outcome in outcomes for failed in _failed(outcome)],
+        failed_roles=[
+            wire.FailedRole(role=role, tool=tool, error=error)
+            for outcome in outcomes
+            for role, tool, error in outcome.failed
+        ],
         ok=all(outcome.accepted for outcome in outcomes),
         waiting=waiting_to_wire([each for outcome in outcomes for each in outcome.waiting]),
     )
@@ -70,15 +54,8 @@ def waiting_to_wire(waiting: Sequence[tuple[str, str]], receives_bytes: int = 4 
     Args:
         receives_bytes: the largest message that the receiver takes; an eighth of it is used at most.
     """
-    space = receives_bytes // 8
-    messages: list[wire.WaitingTool] = []
-    for name, role in waiting[:MAX_WAITING_SHOWN]:
-        message = wire.WaitingTool(name=name, role=role)
-        space -= message.ByteSize() + 8
-        if space < 0:
-            break
-        messages.append(message)
-    return messages
+    shown = waiting[:MAX_WAITING_SHOWN]
+    return fitting((wire.WaitingTool(name=name, role=role) for name, role in shown), receives_bytes // 8)
 
 
 def unregistered(name: str, outcome: ChangeOutcome) -> wire.UnregisterResponse:
@@ -195,10 +172,6 @@ def changes(missed: CatalogChanges) -> Iterator[wire.Event]:
             getattr(change, field).append(item)
     change.removed.extend(wire.ToolRef(name=name, source=source) for name, source in missed.removed)
     yield event
-
-
-def _failed(outcome: ChangeOutcome) -> list[wire.FailedRole]:
-    return [wire.FailedRole(role=role, tool=tool, error=error) for role, tool, error in outcome.failed]
 
 
 def _page_start(token: str) -> int:

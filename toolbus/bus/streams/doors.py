@@ -16,10 +16,11 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from toolbus.bus.access.budgets import REFUSAL_SECONDS, REFUSED, Budgets
+from toolbus.bus.access.budgets import REFUSAL_SECONDS, REFUSED
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit import Audit
+from toolbus.bus.calls.call import Seams
 from toolbus.bus.keys.doorman import Doorman, der_of
 from toolbus.common.local_users import Address
 from toolbus.errors import NotPermitted, SetupError, ToolBusError, grpc_status, status_text
@@ -130,25 +131,15 @@ class Doors:
         neighbours: which users may come in on loopback.
         doorman: knows the keys of everyone else.
         audit: records who was refused.
-        budgets: returns those of who is refused.
+        seams: of the bus, for the budgets of who is refused.
     """
 
-    def __init__(
-        self, neighbours: Neighbours, doorman: Doorman, audit: Audit, budgets: Callable[[], Budgets] = Budgets
-    ) -> None:
-        self.budgets = budgets
+    def __init__(self, neighbours: Neighbours, doorman: Doorman, audit: Audit, seams: Seams) -> None:
+        self.seams = seams
         self.neighbours = neighbours
         self.audit = audit
         self.remote = KeyDoor(doorman)
         self._keys = doorman.keys
-
-    def interceptor(self, door: Door) -> DoorInterceptor:
-        """Makes the interceptor that puts a door before every RPC of a server."""
-        return DoorInterceptor(door, self)
-
-    def local(self, host: str) -> NeighbourDoor:
-        """Makes the door of an address on loopback."""
-        return NeighbourDoor(self.neighbours, host)
 
     def credentials(self, kind: str) -> grpc.ServerCredentials:
         """Returns the certificate that proves the bus to its clients; connections use a renewed one from then on.
@@ -222,7 +213,7 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             except ToolBusError as error:
                 status, text = grpc_status(error)
                 self._doors.audit.refuse(context.peer(), method, text)
-                await self._doors.budgets().spend(REFUSED, REFUSAL_SECONDS)
+                await self._doors.seams.budgets.spend(REFUSED, REFUSAL_SECONDS)
                 await end_rpc(context, status, text)
             set_rpc_identity(identity)
 

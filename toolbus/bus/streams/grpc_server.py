@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -29,7 +29,7 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Trust
 from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.streams import catalog_messages
-from toolbus.bus.streams.doors import Door, Doors, OpenDoor, end_rpc, rpc_identity
+from toolbus.bus.streams.doors import Door, DoorInterceptor, Doors, NeighbourDoor, OpenDoor, end_rpc, rpc_identity
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.invoke_stream import Carrier, HeldBudget, HeldOutboxes, InvokeStream, SharedParts
 from toolbus.bus.streams.peer import Peer
@@ -77,9 +77,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-Request = TypeVar("Request")
-Response = TypeVar("Response")
 
 
 class GrpcCarrier:
@@ -150,7 +147,7 @@ class GrpcCarrier:
             stream.disconnected()
 
 
-class ToolBusService(wire_grpc.ToolBusServiceServicer):
+class ToolBusService:
     """The five RPCs over one bus."""
 
     is_guarded = False  # whether only guarded sources are served
@@ -182,14 +179,12 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         # The unary RPCs by name, each with the message that it takes.
         self.unary: dict[str, tuple[Any, Callable[[Any, Identity], Any]]] = {
             "Register": (wire.RegisterRequest, self._register),
-            "Unregister": (wire.UnregisterRequest, self._unregister),
-            "Clear": (wire.ClearRequest, self._clear),
+            "Unregister": (wire.UnregisterRequest, presence.unregister),
+            "Clear": (wire.ClearRequest, presence.clear),
             "List": (wire.ListRequest, self._list),
         }
-
-    async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
-        """Offers tools of a live session."""
-        return await self._respond(self._register, request, context)
+        for name in self.unary:  # the methods that grpcio calls
+            setattr(self, name, partial(self._respond, name))
 
     def _register(self, request: wire.RegisterRequest, identity: Identity) -> wire.RegisterResponse:
         if request.session_id:
@@ -213,21 +208,17 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             DecodeError: the request is not a message.
             ToolBusError: it is refused.
         """
-        kind, function = self.unary[method]
-        response: bytes = self._answer(function, kind.FromString(request), identity).SerializeToString()
+        response: bytes = self._answer(method, self.unary[method][0].FromString(request), identity).SerializeToString()
         return response
 
-    async def _respond(
-        self, function: Callable[[Request, Identity], Response], request: Request, context: Context
-    ) -> Response:
+    async def _respond(self, method: str, request: Any, context: Context) -> Any:
         try:
-            identity, budgets = rpc_identity(), self._presence.budgets
-            work = partial(self._answer, function, request, identity)
+            identity, budgets = rpc_identity(), self._dispatcher.seams.budgets
+            work = partial(self._answer, method, request, identity)
             peer = self._presence.sessions.get(getattr(request, "session_id", ""))
             if peer is not None and peer.trust is not Trust.OWN and isinstance(request, wire.RegisterRequest):
                 declaring = Declaring(peer.principal.account, peer.source, peer.qualified, request.tools)
-                register = partial(self._answer, self._register, identity=identity)
-                return cast(Response, await budgets.register(declaring, request, register))
+                return await budgets.register(declaring, request, partial(self._answer, method, identity=identity))
             if identity.scopes is not None or self.is_guarded:
                 return await budgets.run(Principal(identity=identity).account or REFUSED, work)
             return work()
@@ -235,34 +226,13 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             await _abort(context, error)
             raise  # never reached: abort raises
 
-    def _answer(
-        self, function: Callable[[Request, Identity], Response], request: Request, identity: Identity
-    ) -> Response:
+    def _answer(self, method: str, request: Any, identity: Identity) -> Any:
         try:
-            return function(request, identity)
+            return self.unary[method][1](request, identity)
         except NotPermitted as error:
-            rpc = type(request).__name__.removesuffix("Request")
             principal = Principal(identity=identity)
-            self._presence.audit.record("denied", principal, target=rpc, outcome="refused", why=str(error))
+            self._presence.audit.record("denied", principal, target=method, outcome="refused", why=str(error))
             raise
-
-    async def Unregister(self, request: wire.UnregisterRequest, context: Context) -> wire.UnregisterResponse:
-        """Withdraws one tool."""
-        return await self._respond(self._unregister, request, context)
-
-    def _unregister(self, request: wire.UnregisterRequest, identity: Identity) -> wire.UnregisterResponse:
-        return self._presence.unregister(request, identity)
-
-    async def Clear(self, request: wire.ClearRequest, context: Context) -> wire.ClearResponse:
-        """Withdraws every tool of a source."""
-        return await self._respond(self._clear, request, context)
-
-    def _clear(self, request: wire.ClearRequest, identity: Identity) -> wire.ClearResponse:
-        return self._presence.clear(request, identity)
-
-    async def List(self, request: wire.ListRequest, context: Context) -> wire.ListResponse:
-        """Lists what is offered."""
-        return await self._respond(self._list, request, context)
 
     def _list(self, request: wire.ListRequest, identity: Identity) -> wire.ListResponse:
         principal, level = Principal(identity=identity), level_of(request.context.attributes)
@@ -281,10 +251,8 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
                 response.refused_total = len(refused)
         return response
 
-    # The coroutine form, which writes instead of yielding; the stubs know only generators.
-    async def Invoke(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Context
-    ) -> None:
+    # The coroutine form, which writes instead of yielding.
+    async def Invoke(self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Context) -> None:
         """Carries one peer's session."""
         carrier = GrpcCarrier(context)
         try:
@@ -414,7 +382,7 @@ class GrpcServer:
         if secure:
             port = self._serve_at(plain, self._doors.remote, self._doors.credentials(secure))
         else:
-            door = self._doors.local(host)
+            door = NeighbourDoor(self._doors.neighbours, host)
             door.port = port = self._serve_at(plain, door)
         if not port:
             raise SetupError(
@@ -433,10 +401,10 @@ class GrpcServer:
                 ("grpc.max_allowed_incoming_connections", share_of_descriptors(0.5)),
                 *((("grpc.max_concurrent_streams", CONNECTION_STREAMS),) if credentials or is_guarded else ()),
             ),
-            interceptors=[self._doors.interceptor(door)],
+            interceptors=[DoorInterceptor(door, self._doors)],
         )
         self._servers.append(server)
-        wire_grpc.add_ToolBusServiceServicer_to_server(self._service, server)
+        wire_grpc.add_ToolBusServiceServicer_to_server(self._service, server)  # type: ignore[arg-type]  # it sets methods
         if self._health is not None:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._health is not None and self._reflection:
@@ -454,9 +422,6 @@ class GrpcServer:
         """Stops at once; during grpcio's own grace period it would refuse unary calls."""
         for server in self._servers:
             await server.stop(0)
-        self._unlock()
-
-    def _unlock(self) -> None:
         for lock in self._locks:
             lock.close()
         self._locks.clear()

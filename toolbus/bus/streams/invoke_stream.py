@@ -295,6 +295,7 @@ class InvokeStream:
         presence, dispatcher = shared.presence, shared.dispatcher
         self.ended: tuple[str, str] | None = None
         self._presence = presence
+        self._seams = dispatcher.seams
         self._peer = peer
         self._held = HeldCalls(peer, dispatcher, shared.stalls, shared.held_budget)
         self._stalls = shared.stalls
@@ -317,7 +318,7 @@ class InvokeStream:
 
     def _heartbeat(self, heartbeat: wire.Heartbeat, now: float) -> None:
         if heartbeat.from_peer:  # any other is an echo: like every frame it shows that the peer is alive
-            self._peer.echo(heartbeat)
+            self._peer.send_alone(heartbeat)
 
     def hold(self) -> bool:
         """Holds calls that may be older than the end of a stall; returns whether any can come."""
@@ -337,7 +338,7 @@ class InvokeStream:
 
     def _held_heartbeat(self, heartbeat: wire.Heartbeat, now: float) -> None:
         if heartbeat.from_peer:
-            self._peer.echo(heartbeat)
+            self._peer.send_alone(heartbeat)
         else:
             self._held.echo(heartbeat, now)
             self._resume()
@@ -353,7 +354,7 @@ class InvokeStream:
 
     async def take(self, frame: wire.InvokeRequest) -> None:
         """Handles a message of any other peer, within its budgets."""
-        budgets, principal = self._presence.budgets, self._peer.principal
+        budgets, principal = self._seams.budgets, self._peer.principal
         work: Callable[[], None] = partial(self.receive, frame)
         if (frame.results or frame.progress) and frame.ByteSize() > LONG_BYTES:
             work = await budgets.judge(principal, self._peer.pending, frame, work)

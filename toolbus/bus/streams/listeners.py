@@ -53,6 +53,9 @@ class UntrustedService(ToolBusService):
         limits = replace(limits, sessions=max(1, limits.sessions // SHARE))
         super().__init__(dispatcher, presence, limits, timings, _refuse, stalls)
         self._is_untrusted = is_untrusted
+        self.unary["Unregister"] = wire.UnregisterRequest, self._unregister
+        self.unary["Clear"] = wire.ClearRequest, _refuse
+        self.unary["List"] = wire.ListRequest, _refuse
 
     def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:
         source = attach.source
@@ -72,13 +75,7 @@ class UntrustedService(ToolBusService):
 
     def _unregister(self, request: wire.UnregisterRequest, identity: Identity) -> wire.UnregisterResponse:
         self._check_session(request.session_id)
-        return super()._unregister(request, identity)
-
-    def _clear(self, request: wire.ClearRequest, identity: Identity) -> NoReturn:
-        _refuse(request)
-
-    def _list(self, request: wire.ListRequest, identity: Identity) -> NoReturn:
-        _refuse(request)
+        return self._presence.unregister(request, identity)
 
     def _check_session(self, session_id: str) -> None:
         if not session_id or not self._presence.session(session_id).untrusted:
@@ -88,7 +85,7 @@ class UntrustedService(ToolBusService):
             )
 
 
-def _refuse(request: object) -> NoReturn:
+def _refuse(request: object, identity: Identity | None = None) -> NoReturn:
     name = type(request).__name__.removesuffix("Request")
     raise NotPermitted(
         f"this port of the bus takes no {name}, it is for the tools of guarded sources: use the address that "

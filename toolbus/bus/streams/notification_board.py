@@ -11,7 +11,7 @@ import functools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.access.quota import Quota
@@ -55,17 +55,7 @@ class BoardEntry:
         Args:
             lost: how many before this one it will not get.
         """
-        return wire.Event(
-            notification=wire.Notification(
-                number=self.number,
-                source=self.source,
-                user_id=self.user_id,
-                text=self.text,
-                data_json=self.data_json,
-                time_seconds=self.time_seconds,
-                lost=lost,
-            )
-        )
+        return wire.Event(notification=wire.Notification(**asdict(self), lost=lost))
 
 
 class NotificationBoard:

@@ -27,29 +27,6 @@ CALL_OVERHEAD = 96  # bytes of a call or result in addition to its JSON, about
 class Peer(Session[wire.InvokeResponse]):
     """A stream's session with the identity that its attach gave it."""
 
-    __slots__ = (
-        "__weakref__",
-        "address",
-        "allowed",
-        "allowed_at",
-        "attached",
-        "budget",
-        "close",
-        "instance",
-        "leave_by",
-        "notices",
-        "offers_tools",
-        "principal",
-        "qualified",
-        "quota",
-        "session_id",
-        "slots",
-        "source",
-        "stuck",
-        "traced",
-        "untrusted",
-    )
-
     kind = "peer"
     shares = True
     awaits_roles = True

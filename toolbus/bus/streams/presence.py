@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from toolbus.bus.access.budgets import Budgets
 from toolbus.bus.access.identity import LOCAL, Identity, Principal, Scopes
 from toolbus.bus.audit import Audit
 from toolbus.bus.calls.dispatcher import Dispatcher
@@ -24,7 +23,7 @@ from toolbus.bus.streams.notification_board import NotificationBoard
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import Cause, add_refused
 from toolbus.bus.streams.server_handshake import ServerHandshake, SessionTable, deny
-from toolbus.bus.streams.tool_review import NOT_ALONE, ToolReview, Withdrawal
+from toolbus.bus.streams.tool_review import NOT_ALONE, ToolReview
 from toolbus.common.text import clean_line, list_names, quote
 from toolbus.errors import InvalidRequest, NotPermitted, ToolBusError, grpc_status
 from toolbus.protocol.limits import DEFAULT_TIMINGS, Timings
@@ -114,7 +113,6 @@ class Presence(SessionTable):
 
     Attributes:
         audit: records who attached, was refused, offered and withdrew tools.
-        budgets: of peers that are trusted less than the bus's own programs.
     """
 
     def __init__(
@@ -133,18 +131,16 @@ class Presence(SessionTable):
     ) -> None:
         super().__init__()
         self.audit = audit or Audit()
-        self.budgets = Budgets()
         self._registry, self._dispatcher = registry, dispatcher
         self._policy, self._limits = policy, limits
         self._on_source = on_source
         self._on_change = on_change
         self._timings = timings
-        self.review = ToolReview(registry, policy, limits, self.audit, adopt)
+        self.review = ToolReview(registry, policy, limits, self.audit, dispatcher.seams, on_change, adopt)
         self.handshake = ServerHandshake(registry, dispatcher, policy, limits, identity, self, self.review)
         self.watchers = CatalogWatchers(dispatcher.view)
         self.notifications = NotificationBoard(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick
-        self.withdrawal = Withdrawal(registry, on_change, self.audit, self.review.forget)
 
     # -- attach ----------------------------------------------------------------------------------------------------
 
@@ -155,7 +151,7 @@ class Presence(SessionTable):
             RequestError: the stream must end with it.
         """
         if peer.state is State.LEAVING:
-            self.handshake.refuse_while_draining(peer, attach)
+            self.handshake.refuse(peer, "the bus has sent this session a drain, so it can offer no new tools")
             return
         if peer.state is State.LIVE:
             if self.handshake.declare_again(peer, attach, now, self.audit.check):
@@ -229,7 +225,7 @@ class Presence(SessionTable):
         if owner is None:
             identity.check_verb("catalog", "Unregister without a session_id")
         principal = Principal(identity=identity)
-        outcome = self.withdrawal.unregister(request.name, request.role, owner, principal, hidden=True)
+        outcome = self.review.unregister(request.name, request.role, owner, principal, hidden=True)
         return catalog_messages.unregistered(request.name, outcome)
 
     def clear(self, request: wire.ClearRequest, identity: Identity = LOCAL) -> wire.ClearResponse:
@@ -241,7 +237,7 @@ class Presence(SessionTable):
         if not identity.may_attach(request.source):
             identity.check_verb("catalog", f"Clear for source {quote(request.source)}")
         principal = Principal(identity=identity)
-        return catalog_messages.cleared(request.source, self.withdrawal.clear(request.source, request.role, principal))
+        return catalog_messages.cleared(request.source, self.review.clear(request.source, request.role, principal))
 
     def permission_changed(self, source: str, permission: str, *, granted: bool) -> int:
         """Notifies the sessions of a source of a granted or denied permission; a denial of `tools` withdraws its tools.

@@ -6,9 +6,10 @@ an approval. It lives as long as its session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import TypeVar
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.streams.peer import Peer
@@ -72,10 +73,6 @@ class Refusal:
         """The bytes of the stored declaration."""
         return 0 if self.declaration is None else self.declaration.ByteSize()
 
-    def without_declaration(self) -> Refusal:
-        """Returns the refusal as it is stored where its declaration does not fit."""
-        return Refusal(self.name, self.role, self.error, self.cause)
-
 
 class SessionRefusals:
     """The refusals of the attached sessions of one bus, at most `MAX_OF_SESSION` of each and `MAX_OF_BUS` of all.
@@ -112,7 +109,7 @@ class SessionRefusals:
             if len(stored) >= room:
                 break
             if refusal.size > space:
-                refusal = refusal.without_declaration()
+                refusal = replace(refusal, declaration=None)
             space -= refusal.size
             stored.append(refusal)
         if stored:
@@ -148,13 +145,32 @@ class SessionRefusals:
         )
         return next(matches, None)
 
-    def forget(self, peer: Peer, is_meant: Callable[[Refusal], bool]) -> int:
-        """Forgets some refusals of a session. Returns how many."""
-        stored = self.of(peer)
-        rest = [each for each in stored if not is_meant(each)]
-        if len(rest) < len(stored):
-            self.set(peer, rest)
-        return len(stored) - len(rest)
+    def forget(self, name: str, role: str = "", source: str = "") -> int:
+        """Forgets refusals by name (as listed or as declared), role and source, "" being any. Returns how many."""
+        before = self._count
+        for peer in self.peers:
+            if source in ("", peer.source):
+                rest = [
+                    each
+                    for each in self.of(peer)
+                    if name not in ("", each.name, f"{peer.source}:{each.name}") or role not in ("", each.role)
+                ]
+                self.set(peer, rest)
+        return before - self._count
+
+
+Item = TypeVar("Item", wire.RefusedTool, wire.WaitingTool)
+
+
+def fitting(messages: Iterable[Item], space: int) -> list[Item]:
+    """Returns the first messages that have room in so many bytes of another message."""
+    sizes, taken = 0, list[Item]()
+    for message in messages:
+        sizes += message.ByteSize() + 8
+        if sizes > space:
+            break
+        taken.append(message)
+    return taken
 
 
 def to_wire(refusals: Sequence[Refusal], receives_bytes: int) -> list[wire.RefusedTool]:
@@ -163,17 +179,15 @@ def to_wire(refusals: Sequence[Refusal], receives_bytes: int) -> list[wire.Refus
     Args:
         receives_bytes: the largest message that the session takes; a quarter of it is used at most.
     """
-    space, texts = receives_bytes // 4, TEXT_BYTES
-    messages: list[wire.RefusedTool] = []
-    for refusal in refusals[:MAX_SHOWN]:
-        error = refusal.error if len(refusal.error.encode()) <= texts else refusal.error[: texts // 4]
-        message = wire.RefusedTool(name=refusal.name, error=error, role=refusal.role or None)
-        space -= message.ByteSize() + 8
-        if space < 0:
-            break
-        texts -= len(error.encode())
-        messages.append(message)
-    return messages
+
+    def messages() -> Iterator[wire.RefusedTool]:
+        texts = TEXT_BYTES
+        for refusal in refusals[:MAX_SHOWN]:
+            error = refusal.error if len(refusal.error.encode()) <= texts else refusal.error[: texts // 4]
+            texts -= len(error.encode())
+            yield wire.RefusedTool(name=refusal.name, error=error, role=refusal.role or None)
+
+    return fitting(messages(), receives_bytes // 4)
 
 
 def add_refused(
@@ -187,12 +201,8 @@ def add_refused(
 
 def to_listing(refusals: Iterable[tuple[str, Refusal]]) -> list[wire.RefusedTool]:
     """Returns refusals, each with its source, for one page of a listing: as many as fit."""
-    space = LISTED_BYTES
-    messages: list[wire.RefusedTool] = []
-    for source, refusal in refusals:
-        message = wire.RefusedTool(name=refusal.name, error=refusal.error, source=source, role=refusal.role or None)
-        space -= message.ByteSize() + 8
-        if space < 0:
-            break
-        messages.append(message)
-    return messages
+    messages = (
+        wire.RefusedTool(name=refusal.name, error=refusal.error, source=source, role=refusal.role or None)
+        for source, refusal in refusals
+    )
+    return fitting(messages, LISTED_BYTES)

@@ -73,20 +73,16 @@ class SessionTable:
         self.sessions: dict[str, Peer] = {}  # by session_id
         self.by_source: dict[str, dict[str, Peer]] = {}  # source → session_id → peer
         self._by_instance: dict[tuple[str, str], Peer] = {}  # (source, instance) → its newest session
-        self._grace_ends: dict[str, float] = {}  # source that disconnected → when its grace period ends
-        self._lost: dict[str, float] = {}  # source whose grace period ended → when it is forgotten
+        self.grace_ends: dict[str, float] = {}  # source that disconnected → when its grace period ends
+        self.lost: dict[str, float] = {}  # source that left without a drain and whose grace period ended → until when
         self._tokens: dict[str, str] = {}  # source → the token that binds it while it is attached or in grace
         self.traffic = Traffic()
         self.draining = False  # whether the bus shuts down and accepts no new session
         self.drain_ends = math.inf  # when it ends what is left then; by `time.monotonic`
 
     def __repr__(self) -> str:
-        counts = f"sessions={len(self.sessions)} sources={len(self.by_source)} in_grace={len(self._grace_ends)}"
+        counts = f"sessions={len(self.sessions)} sources={len(self.by_source)} in_grace={len(self.grace_ends)}"
         return f"<{type(self).__name__} {counts}>"
-
-    def end_drain_at(self, moment: float) -> None:
-        """Sets when a drain ends what is left then, by the monotonic clock."""
-        self.drain_ends = moment
 
     def session(self, session_id: str) -> Peer:
         """Returns the live session with an id.
@@ -129,8 +125,8 @@ class SessionTable:
         self.by_source.setdefault(peer.source, {})[peer.session_id] = peer
         if peer.instance:
             self._by_instance[peer.source, peer.instance] = peer
-        self._grace_ends.pop(peer.source, None)
-        self._lost.pop(peer.source, None)
+        self.grace_ends.pop(peer.source, None)
+        self.lost.pop(peer.source, None)
         if token:
             self._tokens[peer.source] = token
 
@@ -141,25 +137,25 @@ class SessionTable:
         of_source.pop(peer.session_id, None)
         if not of_source:
             self.by_source.pop(peer.source, None)
-            if peer.source not in self._grace_ends:
+            if peer.source not in self.grace_ends:
                 self._tokens.pop(peer.source, None)
         if self._by_instance.get((peer.source, peer.instance)) is peer:
             del self._by_instance[peer.source, peer.instance]
 
     def start_grace(self, source: str, until: float) -> None:
         """Starts the grace period of a source: until then its tools stay offline and its token binds it."""
-        self._grace_ends[source] = until
+        self.grace_ends[source] = until
 
     def expire_grace(self, now: float) -> list[str]:
         """Ends the grace periods that are over. Returns their sources."""
-        expired = [source for source, until in self._grace_ends.items() if until <= now]
+        expired = [source for source, until in self.grace_ends.items() if until <= now]
         for source in expired:
-            del self._grace_ends[source]
+            del self.grace_ends[source]
             if source not in self.by_source:
                 self._tokens.pop(source, None)
-                self._lost[source] = now + LOST_SECONDS
-        while self._lost and (len(self._lost) > MAX_LOST or next(iter(self._lost.values())) <= now):
-            del self._lost[next(iter(self._lost))]
+                self.lost[source] = now + LOST_SECONDS
+        while self.lost and (len(self.lost) > MAX_LOST or next(iter(self.lost.values())) <= now):
+            del self.lost[next(iter(self.lost))]
         return expired
 
     def check_token(self, source: str, token: str) -> None:
@@ -192,25 +188,11 @@ class SessionTable:
         live = [peer for peer in self.by_source.get(source, {}).values() if peer.state is State.LIVE]
         if live:
             return any(peer.takes_calls for peer in live)
-        return False if source in self._grace_ends else None
-
-    @property
-    def in_grace(self) -> list[str]:
-        """The sources that disconnected and are in their grace period."""
-        return list(self._grace_ends)
-
-    def grace_end(self, source: str) -> float | None:
-        """Returns when the grace period of a source that disconnected ends; None where it is in none."""
-        return self._grace_ends.get(source)
-
-    @property
-    def lost_sources(self) -> list[str]:
-        """The sources that disconnected without a drain, whose grace period ended in the last hour."""
-        return list(self._lost)
+        return False if source in self.grace_ends else None
 
     def known_sources(self) -> list[str]:
         """Returns the sources whose health is known."""
-        return [source for source in {*self.by_source, *self._grace_ends} if self.serving(source) is not None]
+        return [source for source in {*self.by_source, *self.grace_ends} if self.serving(source) is not None]
 
     def notices(self, source: str = "") -> list[tuple[str, str]]:
         """Returns the notices of attached sources, or of one source, for operators: (source, text), each once."""
@@ -284,7 +266,6 @@ class ServerHandshake:
         older = self._table.of_instance(peer.source, peer.instance)
         if older is not None:
             self._count_takeover(peer, now)
-        if older is not None:
             self._registry.lose(older, "replaced by a newer session of the same instance", now)
         outcome, refused = self._review.offer(peer, judgement, whole=True)
         self._table.add(peer, attach.token)
@@ -315,7 +296,7 @@ class ServerHandshake:
         try:
             check_audit()
         except NotAudited as error:
-            self._refuse(peer, str(error))
+            self.refuse(peer, str(error))
             return False
         try:
             judgement = self._judge(peer, attach, qualified=peer.qualified)
@@ -331,10 +312,6 @@ class ServerHandshake:
         deny(peer, "attach", refused)
         log.info("declared again source=%s tools=%d refused=%d", peer.source, len(outcome.names), len(refused))
         return True
-
-    def refuse_while_draining(self, peer: Peer, attach: wire.Attach) -> None:
-        """Answers an attach that crossed the bus's drain: the session takes no new tools, its calls go on."""
-        self._refuse(peer, "the bus has sent this session a drain, so it can offer no new tools")
 
     def expire_takeovers(self, now: float) -> None:
         """Drops counts of takeovers that are too old to matter."""
@@ -392,7 +369,7 @@ class ServerHandshake:
             all_or_none=attach.all_or_none,
         )
 
-    def _refuse(self, peer: Peer, why: str) -> None:
+    def refuse(self, peer: Peer, why: str) -> None:
         """Refuses a whole later attach, whatever its tools are."""
         whole = [Refusal("", "", why, Cause.DECLARATION)]
         self._answer(peer, self._registry.offers(peer), whole, self._registry.waits(peer), refused_total=0)

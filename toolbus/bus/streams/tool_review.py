@@ -7,12 +7,12 @@ changes, and an event notifies its session. Knows no sockets: the handshake and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from toolbus.bus.access.identity import OBSERVER, Identity, Principal
 from toolbus.bus.audit import Audit
+from toolbus.bus.calls.call import Seams
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.entry import BUS_SOURCE, CompiledTool, declared_twice
@@ -32,102 +32,11 @@ from toolbus.errors import (
     UnknownRole,
 )
 from toolbus.protocol.session import State
-from toolbus.protocol.tool import MAX_ROLE, Limits, Tool, is_role
+from toolbus.protocol.tool import MAX_ROLE, Limits, is_role
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.sessions")
-
-
-class Withdrawal:
-    """The operations unregister and clear.
-
-    Args:
-        on_change: called after the catalog may have changed.
-        forget_refused: forgets the refused declarations of a name, role and source, "" being every one of them; returns
-            how many.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        on_change: Callable[[], None],
-        audit: Audit,
-        forget_refused: Callable[[str, str, str], int],
-    ) -> None:
-        self._registry = registry
-        self._forget_refused = forget_refused
-        self._audit = audit
-        self._on_change = on_change
-
-    def unregister(
-        self,
-        name: str,
-        role: str = "",
-        owner: Peer | None = None,
-        principal: Principal = OBSERVER,
-        *,
-        hidden: bool = False,
-    ) -> ChangeOutcome:
-        """Withdraws one tool, in one role or in all, and forgets refused declarations of the name.
-
-        Args:
-            owner: the session that requests it: only a tool of its source is withdrawn. None: a tool of any source is.
-            principal: who requests it, for the audit.
-            hidden: whether the role may be one that does not exist, for which tools wait or were refused.
-
-        Raises:
-            UnknownRole: the role does not exist.
-            InvalidRequest: the name is empty.
-            NotPermitted: the tool belongs to the bus itself.
-        """
-        if not name:
-            raise InvalidRequest("name is empty: give the name of the tool to unregister")
-        known = not role or role in self._registry.roles
-        if not known and not hidden:
-            raise UnknownRole(role)
-        entry = self._registry.find(name, role) if known else None
-        if entry is not None and entry.source == BUS_SOURCE:
-            raise NotPermitted("the bus's own tools cannot be unregistered")
-        self._audit.check()
-        source = owner.source if owner else ""
-        forgotten = self._forget_refused(name, role, source)
-        if known or not forgotten:
-            outcome = replace(self._registry.unregister(name, role, source, hidden=hidden), forgotten=forgotten)
-        else:  # the tool was refused because its role does not exist
-            outcome = ChangeOutcome(forgotten=forgotten)
-        if outcome.names:
-            principal = owner.principal if owner is not None else principal
-            self._audit.record("withdraw", principal, target=name, peer=owner.session_id if owner is not None else "")
-        notify_owners(outcome, except_for=owner)
-        self._on_change()
-        return outcome
-
-    def clear(self, source: str, role: str = "", principal: Principal = OBSERVER) -> ChangeOutcome:
-        """Withdraws every tool of a source, in one role or in all.
-
-        Args:
-            principal: who requests it, for the audit.
-
-        Raises:
-            UnknownRole: the role is not configured.
-            InvalidRequest: the source is empty.
-            NotPermitted: the source is the bus itself.
-        """
-        if not source:
-            raise InvalidRequest("source is empty: give the source whose tools to clear")
-        if source == BUS_SOURCE:
-            raise NotPermitted("the bus's own tools cannot be cleared")
-        self._audit.check()
-        self._forget_refused("", role, source)
-        outcome = self._registry.clear(source, role)
-        if outcome.count:
-            count = outcome.count
-            self._audit.record("withdraw", principal, target=source, why="every tool of the source", tools=count)
-        notify_owners(outcome)
-        log.info("cleared source=%r tools=%d", source, outcome.count)
-        self._on_change()
-        return outcome
 
 
 def notify_owners(outcome: ChangeOutcome, except_for: Peer | None = None) -> None:
@@ -156,6 +65,12 @@ _CHANGED = {  # why refused tools are judged again
     Cause.LIMIT: "a limit changed",
     Cause.APPROVAL: "they were approved",
 }
+_CAUSES = {  # of refusals, the first that fits
+    NotApproved: Cause.APPROVAL,
+    NotPermitted: Cause.PERMISSION,
+    LimitExceeded: Cause.LIMIT,
+    UnknownRole: Cause.ROLE,
+}
 DEAR, DEAR_PATTERNS = 10_000, 1_000_000  # `compile_cost`: of a tool that counts, and of all such in a request
 _TOO_DEAR = (
     f"the tools before it in this request have patterns that took {DEAR_PATTERNS} characters to compile, the most for "
@@ -175,55 +90,16 @@ class Judgement:
     refused: list[Refusal] = field(default_factory=list)
 
 
-Key = tuple[str, str]  # a tool's name and its role; "" is every role
-
-
-class Pinning(Protocol):
-    """Compares the tools of pinned sources with those that are trusted."""
-
-    def pin_of(self, source: str) -> str | None:
-        """Returns what happens to a source's changes, `warn` or `block`; None where it is not pinned."""
-
-    def review(self, source: str, declared: Collection[Tool], *, accepted: bool = False) -> dict[Key, str]:
-        """Compares declarations with the trusted ones, and stores those that are new.
-
-        Args:
-            accepted: whether the bus took them earlier.
-
-        Returns:
-            The tools that wait for an approval, with the reason.
-        """
-
-    def warnings(self, source: str, tools: Iterable[Key]) -> Mapping[Key, str]:
-        """Returns the warnings about tools that a source offers although they changed."""
-
-
-class NoPins:
-    """Pins no source."""
-
-    def pin_of(self, source: str) -> None:
-        """Returns None."""
-
-    def review(self, source: str, declared: Collection[Tool], *, accepted: bool = False) -> dict[Key, str]:
-        """Lets every tool pass."""
-        return {}
-
-    def warnings(self, source: str, tools: Iterable[Key]) -> Mapping[Key, str]:
-        """Returns none."""
-        return {}
-
-
 class ToolReview:
     """Judges the declarations of the sessions of one bus, and holds the refusals.
 
     Args:
+        on_change: called after tools were withdrawn on request.
         adopt: adds a role that a tool of a principal names, where the configuration says so; returns whether it exists
             now.
 
     Attributes:
         refused: the refusals of attached sessions.
-        pins: compares the tools of pinned sources with the trusted ones; without `pin_by` no source is pinned.
-        read: reads a declared tool.
     """
 
     def __init__(
@@ -232,16 +108,18 @@ class ToolReview:
         policy: Policy,
         limits: Limits,
         audit: Audit,
+        seams: Seams,
+        on_change: Callable[[], None],
         adopt: Callable[[str, Principal], bool] = lambda role, principal: False,
     ) -> None:
         self.refused = SessionRefusals()
-        self.pins: Pinning = NoPins()
-        self.read = catalog_messages.read_tool
         self._adopt = adopt
         self._registry = registry
         self._policy = policy
         self._limits = limits
         self._audit = audit
+        self._seams = seams
+        self._on_change = on_change
         self._roles = registry.roles  # as of the last review of tools that were refused for a role
         self._revision = 0  # of the catalog at the last review of tools that were refused for a limit
 
@@ -277,11 +155,11 @@ class ToolReview:
             try:
                 if dear > DEAR_PATTERNS:
                     raise InvalidTool([f"tool {quote(message.name)}: {_TOO_DEAR}"])
-                self._check_permission(identity, source, message.name, may_offer=may_offer, beyond=beyond)
+                _check_permission(identity, source, message.name, may_offer=may_offer, beyond=beyond)
                 if (key := (message.name, message.role)) in seen:
                     raise declared_twice(message.name)
                 seen.add(key)
-                tool = self.read(message, self._limits, qualified=qualified, hints_trusted=believed)
+                tool = self._seams.read(message, self._limits, qualified=qualified, hints_trusted=believed)
                 principal = Principal(source, identity=identity)
                 self.check_role(principal, message.role, all_or_none=all_or_none, new=new_roles)
                 waits = message.role and message.role not in self._registry.roles
@@ -308,7 +186,7 @@ class ToolReview:
 
     def _hold(self, source: str, declared: Sequence[pb.Tool], judgement: Judgement) -> list[RequestError]:
         """Refuses the tools that wait for an approval, where the source is pinned. Returns the faults."""
-        waiting = self.pins.review(source, [item.declared for item in judgement.tools])
+        waiting = self._seams.pins.review(source, [item.declared for item in judgement.tools])
         if not waiting:
             return []
         judgement.tools[:] = [it for it in judgement.tools if (it.tool.name, it.tool.role or "") not in waiting]
@@ -363,16 +241,6 @@ class ToolReview:
             raise LimitExceeded("unconfigured_roles", limit, what)
         new.add(role)
 
-    def _check_permission(
-        self, identity: Identity, source: str, name: str, *, may_offer: bool, beyond: Collection[str]
-    ) -> None:
-        if not may_offer:
-            raise NotPermitted(lacks_permission(source))
-        if name in beyond:
-            raise NotPermitted(
-                f"{identity.shown} may not offer this tool: an operator of the bus adds it to the scope offer"
-            )
-
     # -- offering ----------------------------------------------------------------------------------------------------
 
     def offer(self, peer: Peer, judgement: Judgement, *, whole: bool) -> tuple[ChangeOutcome, list[Refusal]]:
@@ -411,16 +279,12 @@ class ToolReview:
             log.warning("refused source=%s tools=%d, the first: %s", peer.source, len(refused), first)
         return outcome, refused
 
-    def pin_by(self, pins: Pinning) -> None:
-        """Compares the tools of pinned sources from now on."""
-        self.pins = pins
-
     def mark(self, source: str) -> None:
         """Sets a warning for operators at each changed tool of a pinned source, and clears those at trusted ones."""
-        if not self.pins.pin_of(source):
+        if not self._seams.pins.pin_of(source):
             return
         offered = {entry: (entry.bare_name, entry.tool.role or "") for entry in self._registry.offered_by(source)}
-        warnings = self.pins.warnings(source, offered.values())
+        warnings = self._seams.pins.warnings(source, offered.values())
         for entry, key in offered.items():
             self._registry.warn(entry, "pin", warnings.get(key, ""))
 
@@ -526,9 +390,7 @@ class ToolReview:
         outcome = withdraw()
         why = lacks_permission(source)
         for peer, tools in declared.items():
-            refused = [Refusal.of(tool.to_wire(), why, Cause.PERMISSION) for tool in tools]
-            self.refused.set(peer, (*self.refused.of(peer), *refused))
-            notify_reviewed(peer, (), refused)
+            self._refuse(peer, [Refusal.of(tool.to_wire(), why, Cause.PERMISSION) for tool in tools])
         return outcome
 
     def scopes_changed(self, peer: Peer) -> None:
@@ -539,32 +401,95 @@ class ToolReview:
             return
         declared = [tool for tool in self._registry.declared_by(peer) if (tool.name, tool.role) in beyond]
         self._registry.withdraw(peer, lambda entry: (entry.bare_name, entry.table.role) in beyond)
-        refused = [
-            Refusal.of(tool.to_wire(), _beyond_scope(peer.principal.identity, tool.role or ""), Cause.PERMISSION)
-            for tool in declared
-        ]
+        identity = peer.principal.identity
+        whys = (_beyond_scope(identity, tool.role or "") for tool in declared)
+        self._refuse(
+            peer, [Refusal.of(tool.to_wire(), why, Cause.PERMISSION) for tool, why in zip(declared, whys, strict=True)]
+        )
+
+    def _refuse(self, peer: Peer, refused: Sequence[Refusal]) -> None:
+        """Stores refusals of tools that a session offered, and notifies it."""
         self.refused.set(peer, (*self.refused.of(peer), *refused))
         notify_reviewed(peer, (), refused)
 
-    # -- forgetting --------------------------------------------------------------------------------------------------
+    # -- withdrawing -------------------------------------------------------------------------------------------------
 
-    def forget(self, name: str, role: str = "", source: str = "") -> int:
-        """Forgets refused declarations by name (as listed or as declared), role and source.
+    def unregister(
+        self,
+        name: str,
+        role: str = "",
+        owner: Peer | None = None,
+        principal: Principal = OBSERVER,
+        *,
+        hidden: bool = False,
+    ) -> ChangeOutcome:
+        """Withdraws one tool, in one role or in all, and forgets refused declarations of the name.
 
-        An empty text stands for every name, role or source.
+        Args:
+            owner: the session that requests it: only a tool of its source is withdrawn. None: a tool of any source is.
+            principal: who requests it, for the audit.
+            hidden: whether the role may be one that does not exist, for which tools wait or were refused.
 
-        Returns:
-            How many were forgotten.
+        Raises:
+            UnknownRole: the role does not exist.
+            InvalidRequest: the name is empty.
+            NotPermitted: the tool belongs to the bus itself.
         """
-        return sum(
-            self.refused.forget(
-                peer,
-                lambda each, source=peer.source: (  # type: ignore[misc]
-                    name in ("", each.name, f"{source}:{each.name}") and role in ("", each.role)
-                ),
-            )
-            for peer in self.refused.peers
-            if source in ("", peer.source)
+        if not name:
+            raise InvalidRequest("name is empty: give the name of the tool to unregister")
+        known = not role or role in self._registry.roles
+        if not known and not hidden:
+            raise UnknownRole(role)
+        entry = self._registry.find(name, role) if known else None
+        if entry is not None and entry.source == BUS_SOURCE:
+            raise NotPermitted("the bus's own tools cannot be unregistered")
+        self._audit.check()
+        source = owner.source if owner else ""
+        forgotten = self.refused.forget(name, role, source)
+        if known or not forgotten:
+            outcome = replace(self._registry.unregister(name, role, source, hidden=hidden), forgotten=forgotten)
+        else:  # the tool was refused because its role does not exist
+            outcome = ChangeOutcome(forgotten=forgotten)
+        if outcome.names:
+            principal = owner.principal if owner is not None else principal
+            self._audit.record("withdraw", principal, target=name, peer=owner.session_id if owner is not None else "")
+        notify_owners(outcome, except_for=owner)
+        self._on_change()
+        return outcome
+
+    def clear(self, source: str, role: str = "", principal: Principal = OBSERVER) -> ChangeOutcome:
+        """Withdraws every tool of a source, in one role or in all.
+
+        Args:
+            principal: who requests it, for the audit.
+
+        Raises:
+            UnknownRole: the role is not configured.
+            InvalidRequest: the source is empty.
+            NotPermitted: the source is the bus itself.
+        """
+        if not source:
+            raise InvalidRequest("source is empty: give the source whose tools to clear")
+        if source == BUS_SOURCE:
+            raise NotPermitted("the bus's own tools cannot be cleared")
+        self._audit.check()
+        self.refused.forget("", role, source)
+        outcome = self._registry.clear(source, role)
+        if outcome.count:
+            count = outcome.count
+            self._audit.record("withdraw", principal, target=source, why="every tool of the source", tools=count)
+        notify_owners(outcome)
+        log.info("cleared source=%r tools=%d", source, outcome.count)
+        self._on_change()
+        return outcome
+
+
+def _check_permission(identity: Identity, source: str, name: str, *, may_offer: bool, beyond: Collection[str]) -> None:
+    if not may_offer:
+        raise NotPermitted(lacks_permission(source))
+    if name in beyond:
+        raise NotPermitted(
+            f"{identity.shown} may not offer this tool: an operator of the bus adds it to the scope offer"
         )
 
 
@@ -593,21 +518,13 @@ def _beyond_scope(identity: Identity, role: str) -> str:
 
 def refusal(message: pb.Tool, fault: RequestError) -> Refusal:
     """Returns the refusal of a declared tool for a fault."""
-    match fault:
-        case NotApproved():
-            return Refusal.of(message, str(fault), Cause.APPROVAL)
-        case NotPermitted():
-            return Refusal.of(message, str(fault), Cause.PERMISSION)
-        case LimitExceeded():
-            return Refusal.of(message, str(fault), Cause.LIMIT)
-        case UnknownRole():
-            why = (
-                f"tool {quote(message.name)} is for an {fault}: an operator adds the role with "
-                "`toolbus call toolbus:role_add role=NAME`, or the tool names another"
-            )
-            return Refusal.of(message, why, Cause.ROLE)
-        case _:
-            return Refusal.of(message, str(fault), Cause.DECLARATION)
+    cause, why = next((cause for kind, cause in _CAUSES.items() if isinstance(fault, kind)), None), str(fault)
+    if cause is Cause.ROLE:
+        why = (
+            f"tool {quote(message.name)} is for an {fault}: an operator adds the role with "
+            "`toolbus call toolbus:role_add role=NAME`, or the tool names another"
+        )
+    return Refusal.of(message, why, cause or Cause.DECLARATION)
 
 
 def first_fault(faults: Sequence[RequestError]) -> RequestError:

@@ -66,7 +66,8 @@ class AuditRoom(Room):
         self._writer = writer
         self.core.audit.open(writer, required=settings.audit_required)
         self.core.audit.record("start", target=" ".join(config.grpc), why=f"http {config.http}")
-        self.core.calls.dispatcher.refused.watch(self._denied, self._limited)
+        seams = self.core.calls.dispatcher.seams
+        seams.on_denied, seams.on_limited = self._denied, self._limited
         if settings.audit_calls:
             self.core.calls.records.pass_on(self._take)
             self.repeat(CALLS_SECONDS, self._flush, "wrote calls into the audit")

@@ -17,11 +17,11 @@ from weakref import WeakValueDictionary
 
 from toolbus.bus.access.budgets import Budgets, Declaring, Register, Registered
 from toolbus.bus.access.identity import Principal
-from toolbus.bus.calls.dispatcher import SecretCheck
-from toolbus.bus.catalog.entry import CompiledTool, Entry, declared_twice, memory_of
+from toolbus.bus.calls.call import Seams
+from toolbus.bus.catalog.entry import CompiledTool, Entry, declared_twice, memory_of, read_tool
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.streams.catalog_messages import MAX_WAITING_SHOWN, read_tool
+from toolbus.bus.streams.catalog_messages import MAX_WAITING_SHOWN
 from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, Cause, Refusal, add_refused
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
@@ -57,7 +57,7 @@ class PeerBudgets(Budgets):
 
     Args:
         share: the loop's.
-        tripwire: returns what finds secrets in results of guarded sources.
+        seams: of the bus, for its tripwire.
         receives: returns the largest message that a session takes, in bytes.
     """
 
@@ -67,11 +67,11 @@ class PeerBudgets(Budgets):
         policy: Policy,
         limits: Limits,
         share: LoopShare,
-        tripwire: Callable[[], SecretCheck | None] = lambda: None,
+        seams: Seams,
         receives: Callable[[str], int] = lambda session_id: DEFAULT_RECEIVE_BYTES,
     ) -> None:
         self.share = share
-        self._tripwire, self._receives = tripwire, receives
+        self._seams, self._receives = seams, receives
         self._registry, self._policy, self._limits = registry, policy, limits
         # The validator is native code, in which the thread gives the interpreter to nobody: 20 ms at most.
         nodes, patterns = min(limits.schema_nodes, MAX_NODES), min(limits.pattern_cost, MAX_PATTERN_COST)
@@ -129,7 +129,7 @@ class PeerBudgets(Budgets):
         self, principal: Principal, calls: Mapping[str, Any], frame: wire.InvokeRequest, work: Callable[[], None]
     ) -> Callable[[], None]:
         """Searches results and progress of a guarded source for secrets on the thread."""
-        tripwire = self._tripwire()
+        tripwire = self._seams.tripwire
         if tripwire is None or not self._policy.is_untrusted(principal.source):
             return work
 

@@ -25,17 +25,14 @@ class BudgetsRoom(Room):
         super().__init__(core)
         presence = core.sessions.presence
         catalog, limits, share = core.catalog, core.config.limits, LoopShare(self._own_calls)
-        dispatcher = core.calls.dispatcher
+        seams = core.calls.dispatcher.seams
 
         def receives(session_id: str) -> int:
             peer = presence.sessions.get(session_id)
             return DEFAULT_RECEIVE_BYTES if peer is None else peer.max_item_bytes  # it may end before its answer
 
-        self.budgets = PeerBudgets(
-            catalog.registry, catalog.policy, limits, share, lambda: dispatcher.tripwire, receives
-        )
-        presence.budgets = self.budgets
-        presence.review.read = self.budgets.read
+        self.budgets = PeerBudgets(catalog.registry, catalog.policy, limits, share, seams, receives)
+        seams.budgets, seams.read = self.budgets, self.budgets.read
         timings = core.program.timings
         self._connections = QuietConnections(core.sessions.neighbours, 3 * timings.idle_heartbeat_seconds)
         self._memory = FreeMemory()

@@ -225,7 +225,7 @@ class Readings:
     def sources(self) -> dict[str, Row]:
         registry, presence = self._core.catalog.registry, self._core.sessions.presence
         offering = registry.sources()
-        names = {**presence.by_source, **dict.fromkeys(presence.in_grace), **offering}
+        names = {**presence.by_source, **presence.grace_ends, **offering}
         refused: dict[str, int] = {}
         for peer in presence.review.refused.peers:
             refused[peer.source] = refused.get(peer.source, 0) + len(presence.review.refused.of(peer))
@@ -246,7 +246,7 @@ class Readings:
             "refused": refused,
         }
         core = self._core
-        if row["state"] == OFFLINE and (until := core.sessions.presence.grace_end(name)) is not None:
+        if row["state"] == OFFLINE and (until := core.sessions.presence.grace_ends.get(name)) is not None:
             row["offline_since"] = round(self._began + until - core.catalog.registry.grace_seconds, 3)
             row["offline_until"] = round(self._began + until, 3)
         if not core.catalog.policy.may_offer(name):

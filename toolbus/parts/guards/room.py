@@ -25,7 +25,7 @@ class GuardsRoom(Room):
         self._approvals = Approvals(settings.approvals)
         self._guards = Guards(settings.guards, self._approvals, core.catalog.registry, dispatcher)
         if settings.guards or settings.approvals:
-            dispatcher.interceptors = (*dispatcher.interceptors, self._guards)
+            dispatcher.seams.interceptors = (*dispatcher.seams.interceptors, self._guards)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         return [self.held_calls, self.decide_call]

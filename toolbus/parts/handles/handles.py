@@ -123,7 +123,7 @@ class Handles:
         texts = [len(result.output_json), *(block.ByteSize() for block in result.content)]
         if max(texts) <= bound and len(result.output_json.encode()) <= bound:
             return
-        tripwire = self._dispatcher.tripwire
+        tripwire = self._dispatcher.seams.tripwire
         is_untrusted = tripwire is not None and self._policy.is_untrusted(entry.source)
         if is_untrusted and tripwire.check_result(entry.name, result) is not None:  # type: ignore[union-attr]
             return  # it is blocked later, with all of it

@@ -79,8 +79,8 @@ class HandlesRoom(Room):
         self._store = ResultStore(self._rules, folder)
         self._handles = Handles(self._rules, self._store, dispatcher, core.catalog.policy)
         if self._rules.least:
-            dispatcher.interceptors = (*dispatcher.interceptors, self._handles)
-            dispatcher.arguments.expand = self._handles.expand
+            dispatcher.seams.interceptors = (*dispatcher.seams.interceptors, self._handles)
+            dispatcher.seams.expand = self._handles.expand
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         return [self.read_result] if self._rules.least else []

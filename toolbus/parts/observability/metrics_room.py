@@ -117,7 +117,7 @@ class BusMetrics:
             yield _gauge("toolbus_settings_age_seconds", text, round(age, 3))
         counts = registry.count_states()
         yield _gauge("toolbus_tools", "Tools in all roles, by state.", _by("state", counts))
-        names = dict.fromkeys((*registry.sources(), *presence.lost_sources))
+        names = dict.fromkeys((*registry.sources(), *presence.lost))
         shown = itertools.islice(names, MAX_SOURCES)
         up = {name: float(state_of(*handlers_of(core, name)) == ATTACHED) for name in shown}
         yield _gauge("toolbus_source_up", "1 where the tools of a source can be called, else 0.", _by("source", up))

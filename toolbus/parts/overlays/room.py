@@ -37,7 +37,7 @@ class OverlaysRoom(Room):
             registry, dispatcher = core.catalog.registry, core.calls.dispatcher
             overlays = Overlays(read_overlay_file(self._file), registry, dispatcher, core.config.limits)
             registry.overlay, self._overlays = overlays.apply, overlays
-            dispatcher.interceptors = (*dispatcher.interceptors, overlays)
+            dispatcher.seams.interceptors = (*dispatcher.seams.interceptors, overlays)
 
     def provides(self) -> Iterable[object]:
         """Returns itself, for explanations."""

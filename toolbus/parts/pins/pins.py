@@ -23,9 +23,9 @@ from types import MappingProxyType
 from typing import Any
 
 from toolbus.bus.audit import Audit
+from toolbus.bus.catalog.policy import Key, Pinning
 from toolbus.bus.storage.database import checksum_of
 from toolbus.bus.storage.store import Earlier, Kind, Store, WriteFailed, earlier_database
-from toolbus.bus.streams.tool_review import Key
 from toolbus.common.text import escape_surrogates, escape_unsafe, list_names, quote
 from toolbus.parts.pins.settings import Pin
 from toolbus.protocol.tool import HINTS, Tool
@@ -296,7 +296,7 @@ MAX_SOURCES = 1_000  # with fingerprints: a pattern matches names that any progr
 MAX_TOOLS = 2_000  # of one source
 
 
-class Pins:
+class Pins(Pinning):
     """The trusted tools of the pinned sources of one bus. Belongs to the bus's loop.
 
     Args:

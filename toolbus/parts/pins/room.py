@@ -68,7 +68,7 @@ class PinsRoom(Room):
         super().__init__(core)
         self._pins = Pins(core.config.part(PinSettings).pins, core.audit)
         self._plugins = PluginApprover(core, self._pins)
-        core.sessions.presence.review.pin_by(self._pins)
+        core.calls.dispatcher.seams.pins = self._pins
         self._approving = asyncio.Lock()
 
     def tools(self) -> Iterable[Callable[..., Any]]:

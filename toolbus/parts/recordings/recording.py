@@ -152,14 +152,14 @@ class Recorder:
 
     def begin(self, name: str, recording: Recording) -> None:
         if not self.recordings:
-            self._dispatcher.interceptors = (*self._dispatcher.interceptors, self)
+            self._dispatcher.seams.interceptors = (*self._dispatcher.seams.interceptors, self)
         self.recordings[name] = recording
 
     def end(self, name: str) -> None:
         """Ends a recording, if there is one of that name."""
         if self.recordings.pop(name, None) is not None and not self.recordings:
-            others = (each for each in self._dispatcher.interceptors if each is not self)
-            self._dispatcher.interceptors = tuple(others)
+            others = (each for each in self._dispatcher.seams.interceptors if each is not self)
+            self._dispatcher.seams.interceptors = tuple(others)
 
     # -- the interceptor ---------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class TasksRoom(Room):
         self.manager.home = home_of(core.config.bus_id)
         self._tools = TaskTools(self.manager).tools()
         self._restoring: asyncio.Task[None] | None = None  # None unless the database was away at the start
-        core.calls.dispatcher.deadlines.hand_over_to(self.manager)
+        core.calls.dispatcher.seams.background = self.manager
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         return [*self._tools, self.all_tasks]

@@ -13,4 +13,4 @@ class TripwireRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         settings = core.config.part(TripwireSettings)
-        core.calls.dispatcher.tripwire = Tripwire(settings.tripwire, settings.tripwire_allow)  # type: ignore[arg-type]
+        core.calls.dispatcher.seams.tripwire = Tripwire(settings.tripwire, settings.tripwire_allow)  # type: ignore[arg-type]

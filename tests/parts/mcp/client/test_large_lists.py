@@ -58,7 +58,7 @@ async def test_tools_of_a_list_are_compiled_in_a_part_of_the_time_and_without_ro
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled, accounts, compile_one = list[str](), list[str](), offer._compile
-    budgets = house.bus.core.sessions.presence.budgets
+    budgets = house.bus.core.calls.dispatcher.seams.budgets
     beside = budgets.compile
 
     def note(entry: Any, declaration: Any, name: str, limits: Limits) -> Any:

@@ -149,7 +149,7 @@ class MountOffer:
         """
         limits = self._core.config.limits
         limit, held = limits.declared_bytes_per_source, 0
-        compile_beside = self._core.sessions.presence.budgets.compile
+        compile_beside = self._core.calls.dispatcher.seams.budgets.compile
         why = f"the tools before it take what declared_bytes_per_source = {limit} allows: choose some with allow"
         read: dict[bytes, ReadTool] = {}
         beyond: list[Left] = []

@@ -127,7 +127,7 @@ class McpClientRoom(Room):
         if self.mounts is None:
             if not configured.entries:
                 return
-            self.core.calls.dispatcher.admission.why_absent = self._why_absent
+            self.core.calls.dispatcher.seams.why_absent = self._why_absent
             self.mounts = self._open_mounts()
         await self.mounts.apply(configured.entries)
 

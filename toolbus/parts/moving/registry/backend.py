@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from toolbus.bus.access.identity import Principal
+from toolbus.bus.calls.call import Seams
 from toolbus.bus.calls.call_records import CallRecord, CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -111,6 +112,7 @@ class Standalone(Backend):
 
     def __init__(self, tasks: TaskManager | None, source: str, *, may_omit_user: bool) -> None:
         self.tasks = tasks
+        self._seams = Seams(background=tasks)
         self._policy = Policy()
         self._lock = threading.Lock()
         self._dispatchers = 0  # dispatchers so far
@@ -133,10 +135,7 @@ class Standalone(Backend):
         return await self._on_this_loop()[1].call(call, on_progress)
 
     def set_tasks(self, tasks: TaskManager | None) -> None:
-        with self._lock:
-            self.tasks = tasks
-            for dispatcher, _ in self._callers.values():
-                dispatcher.deadlines.hand_over_to(tasks)
+        self.tasks = self._seams.background = tasks
 
     def changed(self) -> None:
         """Does nothing: it has no watchers, and listings are rebuilt for a new revision."""
@@ -160,7 +159,7 @@ class Standalone(Backend):
             self._records,
             self.limits,
             arm=timer.arm,
-            background=self.tasks,
+            seams=self._seams,
             first_id=1 + self._dispatchers * IDS_PER_LOOP,
         )
         timer.sweep = dispatcher.deadlines.sweep
