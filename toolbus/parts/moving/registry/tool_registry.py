@@ -60,6 +60,9 @@ class _Registered:
     definition: ToolDefinition | None
 
 
+log = logging.getLogger("toolbus.tools")
+
+
 class RegisteredTools:
     """What a program has registered. Safe from any thread."""
 
@@ -69,6 +72,8 @@ class RegisteredTools:
         self._lock = threading.RLock()  # `_tools` and the backend's registry change together
         self._tools: dict[str, _Registered] = {}  # by name
         self._task_tools: dict[tuple[str, bool], list[LocalHandler]] = {}  # by source and `qualified`
+        self._loading = threading.Lock()  # one folder at a time: each swaps its tools as a whole
+        self._folders: dict[Path, dict[str, str]] = {}  # by folder, the file of each tool that it offers
 
     def __repr__(self) -> str:
         return f"<RegisteredTools {self._source} tools={len(self._tools)}>"
@@ -140,6 +145,38 @@ class RegisteredTools:
                         self._backend.registry.withdraw(handler)
         self._backend.changed()
 
+    def load_folder(self, folder: Path, *, require_manifest: bool) -> Loaded:
+        """Loads a folder, for the first time or again: see `load_tools`.
+
+        The files are those of `toolbus.dropin`: every way in which one declares tools works here too. Their code runs
+        in this process, without a sandbox, so grants of the manifest change nothing; its allow list counts. One bad
+        file is one warning, and the others are loaded.
+        """
+        folder = folder.absolute()
+        with self._loading:
+            loaded = load_folder(folder, require_manifest=require_manifest)
+            if loaded.files is None:
+                return loaded
+            failed = {problem.file for problem in loaded.problems if problem.skipped} & set(loaded.files)
+            files: dict[str, str] = {}
+            refused: dict[str, FileProblem] = {}
+            for spec in loaded.specs:
+                file = str(json.loads(spec.tool.metadata_json)["file"])
+                try:
+                    self.register(spec_of_file(spec), {})
+                except (InvalidTool, TypeError, ValueError) as error:
+                    log.warning("tool %s of %s is not registered: %s", spec.tool.name, file, error)
+                    refused[spec.tool.name] = FileProblem(file, str(error), skipped=False)
+                else:
+                    files[spec.tool.name] = file
+            for name, file in self._folders.get(folder, {}).items():
+                if name not in files and (file in failed or name in refused):
+                    files[name] = file
+                elif name not in files:
+                    self.unregister(name)
+            self._folders[folder] = files
+        return replace(loaded, problems=(*loaded.problems, *refused.values()))
+
     def definition_of(self, listing: ToolListing) -> ToolDefinition | None:
         """Returns the definition that a listed tool was registered with here; None for a tool of another source."""
         registered = self._tools.get(listing.tool.name)
@@ -175,52 +212,6 @@ def check_source(source: str) -> str:
             f"source {source!r:.80} breaks the rule [A-Za-z0-9_.:-]{{1,128}}, or is the bus's own: name another"
         )
     return source
-
-
-# The files are those of `toolbus.dropin`: every way in which one declares tools works here too. Their code runs in this
-# process, without a sandbox, so grants of the manifest change nothing; its allow list counts. One bad file is one
-# warning, and the others are loaded.
-
-log = logging.getLogger("toolbus.tools")
-
-
-class LoadedFolders:
-    """The folders that a registry has loaded. Safe from any thread."""
-
-    def __init__(self, registered: RegisteredTools) -> None:
-        self._registered = registered
-        self._lock = threading.Lock()  # one folder at a time: each swaps its tools as a whole
-        self._files: dict[Path, dict[str, str]] = {}  # by folder, the file of each tool that it offers
-
-    def __repr__(self) -> str:
-        return f"<LoadedFolders {len(self._files)}>"
-
-    def load(self, folder: Path, *, require_manifest: bool) -> Loaded:
-        """Loads a folder, for the first time or again: see `load_tools` of the registry."""
-        folder = folder.absolute()
-        with self._lock:
-            loaded = load_folder(folder, require_manifest=require_manifest)
-            if loaded.files is None:
-                return loaded
-            failed = {problem.file for problem in loaded.problems if problem.skipped} & set(loaded.files)
-            files: dict[str, str] = {}
-            refused: dict[str, FileProblem] = {}
-            for spec in loaded.specs:
-                file = str(json.loads(spec.tool.metadata_json)["file"])
-                try:
-                    self._registered.register(spec_of_file(spec), {})
-                except (InvalidTool, TypeError, ValueError) as error:
-                    log.warning("tool %s of %s is not registered: %s", spec.tool.name, file, error)
-                    refused[spec.tool.name] = FileProblem(file, str(error), skipped=False)
-                else:
-                    files[spec.tool.name] = file
-            for name, file in self._files.get(folder, {}).items():
-                if name not in files and (file in failed or name in refused):
-                    files[name] = file
-                elif name not in files:
-                    self._registered.unregister(name)
-            self._files[folder] = files
-        return replace(loaded, problems=(*loaded.problems, *refused.values()))
 
 
 class LiveSession(Protocol):
@@ -264,13 +255,11 @@ class OpenAITools:
     def __repr__(self) -> str:
         return f"<OpenAITools revision={self._cached.revision if self._cached is not None else None}>"
 
-    def all(self) -> list[dict[str, Any]]:
-        """Returns the tools for any user, in the order of the registry."""
-        return list(self._current().export.tools)
-
-    def for_user(self, user_id: str) -> list[dict[str, Any]]:
-        """Returns the tools that a user may call."""
+    def listed(self, user_id: str | None) -> list[dict[str, Any]]:
+        """Returns the tools that a user may call, or (None) all, in the order of the registry."""
         cached = self._current()
+        if user_id is None:
+            return list(cached.export.tools)
         names = (listing.tool.name for listing in self._backend.listings(user_id))
         return [cached.export.tools[cached.indexes[name]] for name in names if name in cached.indexes]
 
@@ -445,13 +434,12 @@ class ToolRegistry:
             self._backend = Standalone(task_manager, source, may_omit_user=not require_user)
         else:
             self._backend = OnBus(bus, source, may_omit_user=not require_user)
-        self._registered = RegisteredTools(self._backend, source)
-        self.folders = LoadedFolders(self._registered)
+        self.registered = RegisteredTools(self._backend, source)
         self._openai = OpenAITools(self._backend)
         self._permissions = ToolPermissions(self._backend)
         self._sessions: dict[LiveSession, asyncio.AbstractEventLoop] = {}  # that get changes, with their loops
         if task_manager is not None:
-            self._registered.register_task_tools(task_manager, BUS_SOURCE, qualified=True)
+            self.registered.register_task_tools(task_manager, BUS_SOURCE, qualified=True)
 
     def __repr__(self) -> str:
         return f"<ToolRegistry tools={len(self)}>"
@@ -470,9 +458,9 @@ class ToolRegistry:
     @task_manager.setter
     def task_manager(self, tasks: TaskManager | None) -> None:
         self._backend.set_tasks(tasks)
-        self._registered.replace_task_tools(tasks)
+        self.registered.replace_task_tools(tasks)
         if tasks is not None:
-            self._registered.register_task_tools(tasks, BUS_SOURCE, qualified=True)
+            self.registered.register_task_tools(tasks, BUS_SOURCE, qualified=True)
 
     # -- registering ---------------------------------------------------------------------------------------------
 
@@ -514,7 +502,7 @@ class ToolRegistry:
             text = description or description_of(function)
             dict_handler = False if parameters is None else None  # hints say what it takes
             definition = ToolDefinition(own, text, parameters, function, *flags, dict_handler=dict_handler)
-            self._registered.register(definition, options)
+            self.registered.register(definition, options)
             return function
 
         return register(name) if callable(name) else register
@@ -529,7 +517,7 @@ class ToolRegistry:
         Raises:
             TypeError, ValueError, InvalidTool: naming what breaks a rule.
         """
-        self._registered.register(definition, {})
+        self.registered.register(definition, {})
 
     async def register_tool_and_sync(self, definition: Definition) -> None:
         """Registers a tool and waits until every live session has received it (REST-63).
@@ -538,12 +526,12 @@ class ToolRegistry:
             Exception: the first error of a session that refused the new list; the others have it then, and the tool
                 stays registered.
         """
-        self._registered.register(definition, {})
+        self.registered.register(definition, {})
         await self._sync_sessions()
 
     def unregister_tool(self, name: str) -> bool:
         """Withdraws a tool that was registered here. Returns whether it was there, and not replaced by another's."""
-        return self._registered.unregister(name)
+        return self.registered.unregister(name)
 
     async def unregister_tool_and_sync(self, name: str) -> bool:
         """Withdraws a tool and waits until every live session has received that.
@@ -563,7 +551,7 @@ class ToolRegistry:
 
     def clear_tools(self, source: str | None = None) -> int:
         """Withdraws the tools that were registered here, of one source or (None) all. Returns how many."""
-        return self._registered.clear(source)
+        return self.registered.clear(source)
 
     def offer_task_tools(self) -> None:
         """Offers ``check_task``, ``await_task``, ``list_tasks`` and ``cancel_task`` to models like any other tool.
@@ -576,7 +564,7 @@ class ToolRegistry:
         """
         if self.task_manager is None:
             raise ValueError("this registry has no task manager: make it with ToolRegistry(task_manager=TaskManager())")
-        self._registered.register_task_tools(self.task_manager, f"{BUS_SOURCE}.tasks")
+        self.registered.register_task_tools(self.task_manager, f"{BUS_SOURCE}.tasks")
         self._backend.changed()
 
     def add_session(self, session: LiveSession) -> None:
@@ -700,7 +688,7 @@ class ToolRegistry:
         Args:
             user_id: only what this user may call; None: everything.
         """
-        return self._openai.all() if user_id is None else self._openai.for_user(user_id)
+        return self._openai.listed(user_id)
 
     def get_openai_tools_by_names(self, names: Iterable[str]) -> list[dict[str, Any]]:
         """Returns some of the tools, in the order of the registry; unknown names are passed over. Not to be changed."""
@@ -742,7 +730,7 @@ class ToolRegistry:
         return self._backend.listings(None)
 
     def _definition(self, listing: ToolListing) -> ToolDefinition:
-        registered = self._registered.definition_of(listing)
+        registered = self.registered.definition_of(listing)
         if registered is not None:
             return registered
         tool = listing.tool
@@ -773,7 +761,7 @@ def load_tools(directory: str | Path, registry: ToolRegistry, *, require_manifes
     Returns:
         What the files declare, and their problems; those of the manifest too.
     """
-    return registry.folders.load(Path(directory), require_manifest=require_manifest)
+    return registry.registered.load_folder(Path(directory), require_manifest=require_manifest)
 
 
 def reload_tools(directory: str | Path, registry: ToolRegistry, *, require_manifest: bool = False) -> Loaded:
