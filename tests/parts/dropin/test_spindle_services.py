@@ -210,6 +210,16 @@ def test_what_is_stored_has_a_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kept.answer("userStorage.write", ["b", "x" * 30], "Ann")
 
 
+def test_a_host_whose_first_address_does_not_answer_is_asked_at_its_next(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = ("127.0.0.9", "127.0.0.1")  # nothing listens at the first
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (each, port)) for each in addresses])
+    targets = [Target(host, port) for host in ("api.test", *addresses)]
+    asked = services(tmp_path, *targets).answer("cors", [f"http://api.test:{port}/x"], None)
+    assert json.loads(asked["body"])["path"] == "/x"
+
+
 def test_a_request_reaches_what_was_granted_and_nothing_else(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,7 +123,7 @@ class SpindleServices:
             raise ValueError(f"{quote(url)} is not an address like https://api.example.org/path")
         port = parts.port or (443 if parts.scheme == "https" else 80)
         connection = _Connection(
-            parts.hostname, port, parts.scheme == "https", self._connect(parts.hostname, port), until
+            parts.hostname, port, parts.scheme == "https", self._places(parts.hostname, port), until
         )
         with contextlib.closing(connection):
             path = parts.path or "/"
@@ -142,8 +142,8 @@ class SpindleServices:
         answer = {"status": response.status, "statusText": response.reason, "headers": named, "body": text, "url": url}
         return answer, place
 
-    def _connect(self, host: str, port: int) -> tuple[str, int]:
-        """Returns the address of a granted host; if its name leads to a private one, that has to be granted too."""
+    def _places(self, host: str, port: int) -> list[tuple[str, int]]:
+        """Returns the addresses of a granted host; private ones that its name leads to have to be granted too."""
         granted = {(target.host, target.port) for target in self._grants.connect}
         if (host, port) not in granted:
             shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -153,7 +153,7 @@ class SpindleServices:
         if not usable:
             private = f"[{addresses[0]}]:{port}" if ":" in str(addresses[0]) else f"{addresses[0]}:{port}"
             raise self._refused(f"the private address {private}, which {host} leads to,", "connect", private)
-        return str(usable[0]), port
+        return [(str(each), port) for each in usable]
 
     # -- files -----------------------------------------------------------------------------------------------------
 
@@ -312,16 +312,27 @@ class _Files:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to an address that was checked: the name is not looked up again."""
+    """A connection to the first of some checked addresses that answers: the name is not looked up again."""
 
-    def __init__(self, host: str, port: int, secure: bool, address: tuple[str, int], until: float) -> None:
+    def __init__(self, host: str, port: int, secure: bool, places: list[tuple[str, int]], until: float) -> None:
         super().__init__(host, port, timeout=max(0.1, until - time.monotonic()))
         self.default_port = 443 if secure else 80  # so that the Host header has no port that is the usual one
         self._secure = secure
-        self._address = address
+        self._places = places
+        self._until = until
 
     def connect(self) -> None:
-        self.sock = socket.create_connection(self._address, self.timeout)
+        for left in range(len(self._places), 0, -1):
+            seconds = (
+                max(0.1, self._until - time.monotonic()) / left
+            )  # so that one that is silent leaves time for others
+            try:
+                self.sock = socket.create_connection(self._places[-left], seconds)
+                break
+            except OSError:
+                if left == 1:
+                    raise
+        self.sock.settimeout(self.timeout)
         if self._secure:
             self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
 
