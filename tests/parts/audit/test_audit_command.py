@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,18 @@ def test_a_line_cannot_change_the_terminal(tmp_path: Path) -> None:
     shown = toolbus("audit", "--data-dir", tmp_path).stdout
     assert len(shown.splitlines()) == 2
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("moment", ['"now"', "null", "1e300", "[]"])
+def test_a_line_that_was_tampered_with_is_shown_as_damaged_among_the_others(tmp_path: Path, moment: str) -> None:
+    write(tmp_path / FOLDER, 3)
+    first, second, third = raw_lines(tmp_path / FOLDER)
+    (file,) = files_of(tmp_path / FOLDER)
+    tampered = re.sub(rb'"time":\s*[\d.]+', b'"time":' + moment.encode(), second)
+    file.write_bytes(first + tampered + third)
+    shown = toolbus("audit", "--data-dir", tmp_path).stdout.splitlines()
+    assert tampered != second
+    assert [row.split()[1 if "damaged" in row else 2] for row in shown[1:]] == ["role", "damaged", "role"]
 
 
 def test_a_reader_that_ends_early_is_not_an_error(tmp_path: Path) -> None:

@@ -179,10 +179,11 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 
 def _row(line: bytes) -> list[str]:
-    entry = _entry(line)
-    if entry is None:
+    entry = _entry(line) or {}
+    try:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry["time"])))
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):  # not a line that a bus has written
         return ["-", "damaged", *["-"] * 5, line.decode("utf-8", "replace")]
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
     cells = {name: str(entry.get(name, "")) for name in ("act", "outcome", "who", "source", "target", "how", "why")}
     if cells["source"] == cells["who"]:
         cells["source"] = ""
