@@ -22,7 +22,7 @@ from toolbus.bus.calls.call_records import redacted
 from toolbus.bus.catalog.schema import load_arguments
 from toolbus.common.text import clean_line, parse_json, quote, shorten
 from toolbus.errors import CallError, Code, InvalidRequest, Stage
-from toolbus.parts.guards.settings import EITHER, OPERATOR, USER, ApprovalRule
+from toolbus.parts.guards.settings import EITHER, OPERATOR, USER, ApprovalRule, fits
 from toolbus.protocol.questions import ELICITATION, FORM
 from toolbus.v1 import tool_pb2 as pb
 
@@ -114,7 +114,7 @@ class Approvals:
 
     def rule_of(self, *names: Any, destructive: bool) -> ApprovalRule | None:
         """Returns the first rule for a tool; None where its calls need no approval."""
-        return next((rule for rule in self.rules if rule.holds_for(*names, destructive=destructive)), None)
+        return next((each for each in self.rules if (each.destructive and destructive) or fits(each, *names)), None)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class GuardRule:
 
     def sees(self, when: str, name: str, bare_name: str, source: str, role: str | None) -> bool:
         """Tells whether calls of a tool pass the guard."""
-        return self.when in (when, BOTH) and _fits(self, name, bare_name, source, role)
+        return self.when in (when, BOTH) and fits(self, name, bare_name, source, role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,9 @@ class ApprovalRule:
                 "destructive = true"
             )
 
-    def holds_for(self, name: str, bare_name: str, source: str, role: str | None, *, destructive: bool) -> bool:
-        """Tells whether calls of a tool need the approval."""
-        return (self.destructive and destructive) or _fits(self, name, bare_name, source, role)
 
-
-def _fits(rule: GuardRule | ApprovalRule, name: str, bare_name: str, source: str, role: str | None) -> bool:
+def fits(rule: GuardRule | ApprovalRule, name: str, bare_name: str, source: str, role: str | None) -> bool:
+    """Tells whether a rule names a tool, its source or its role."""
     return (
         Globs(rule.tools).match(name, bare_name, f"{source}:{bare_name}")
         or Globs(rule.sources).match(source)
@@ -120,14 +117,6 @@ _APPROVAL_KEYS: Keys = {
 }
 
 
-def _rules(reader: Reader) -> tuple[GuardRule, ...]:
-    return reader.records(GuardRule, _KEYS, guard="", on_failure="")
-
-
-def _approval_rules(reader: Reader) -> tuple[ApprovalRule, ...]:
-    return reader.records(ApprovalRule, _APPROVAL_KEYS)
-
-
 def _check(name: str, rules: tuple[Any, ...]) -> None:
     if len(rules) > MAX_GUARDS:
         raise SetupError(f"{name} has {len(rules)} records, at most {MAX_GUARDS} are possible: let one be for more")
@@ -137,8 +126,12 @@ def _check(name: str, rules: tuple[Any, ...]) -> None:
 class GuardSettings(CheckedRecord):
     """The guards of a bus, in the order in which they see a call, and which calls need an approval."""
 
-    guards: tuple[GuardRule, ...] = setting((), table(_rules), check=_check)
-    approvals: tuple[ApprovalRule, ...] = setting((), table(_approval_rules), check=_check)
+    guards: tuple[GuardRule, ...] = setting(
+        (), table(lambda each: each.records(GuardRule, _KEYS, guard="", on_failure="")), check=_check
+    )
+    approvals: tuple[ApprovalRule, ...] = setting(
+        (), table(lambda each: each.records(ApprovalRule, _APPROVAL_KEYS)), check=_check
+    )
 
     @property
     def needed_room(self) -> str:

@@ -317,7 +317,7 @@ class Pins(Pinning):
         self._patterns = {name.rstrip("*"): (rules or {})[name] for name in patterns}
         self._audit = audit or Audit()
         self._clock = clock
-        self._stored: Fingerprints | None = None  # None until the first fingerprint
+        self._store = Fingerprints()
         self._first_seen: dict[str, float] = {}  # by source, when its first tool was seen; of this run
 
     def __repr__(self) -> str:
@@ -327,7 +327,7 @@ class Pins(Pinning):
         return bool(self._exact or self._patterns)
 
     def open(self, store: Store, approved: Callable[[str], object] = lambda source: None) -> None:
-        """Persists fingerprints from now on. Does nothing the second time, or where no source is pinned.
+        """Persists fingerprints from now on. Does nothing where no source is pinned.
 
         Args:
             approved: as of `Fingerprints`.
@@ -335,8 +335,8 @@ class Pins(Pinning):
         Raises:
             SetupError: a file of an earlier release cannot be used.
         """
-        if self and self._stored is None:
-            self._stored = Fingerprints(store, approved)
+        if self:
+            self._store = Fingerprints(store, approved)
 
     def pin_of(self, source: str) -> Pin | None:
         """Returns what happens to a source's changes; None where it is not pinned."""
@@ -408,12 +408,6 @@ class Pins(Pinning):
         self._store.save_fingerprints(source, "", approve(known, subjects))
 
     # -- storing -------------------------------------------------------------------------------------------------
-
-    @property
-    def _store(self) -> Fingerprints:
-        if self._stored is None:
-            self._stored = Fingerprints()
-        return self._stored
 
     def _is_first(self, source: str, known: Mapping[str, Pinned]) -> bool:
         """Tells whether a source is new, and its fingerprints are not just lost."""

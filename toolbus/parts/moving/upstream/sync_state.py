@@ -226,11 +226,10 @@ class SyncState:
 
     def _is_due(self, planned: PlannedTool, accepted: _Accepted, role: str, held: UpstreamTool | None) -> bool:
         """Notes what one role lists; returns whether the tool should be registered again."""
-        if held is not None and not self._is_ours(planned.name, role, held):
-            accepted.tries[role] = 0
-            accepted.failed.discard(role)  # else a retry would replace another owner's tool
-            return False
-        if held is not None and planned.registration(None).made(held) and held.description == planned.tool.description:
+        if held is not None and (
+            not self._is_ours(planned.name, role, held)  # a retry would replace another owner's tool
+            or (planned.registration(None).made(held) and held.description == planned.tool.description)
+        ):
             accepted.tries[role] = 0
             accepted.failed.discard(role)
             return False
