@@ -112,7 +112,7 @@ async def _streams(folder: Path) -> AsyncIterator[Mapping[str, Any]]:
     store.init(["localhost"], "mtls:localhost:1")
     made = store.add("bench", template("host", "bench"), CredentialRequest(folder / "bench.toolbus"))
     credential = Credential.read(made.file)
-    doors = Doors(Neighbours(), Doorman(Keyring(folder / "keys")), Audit(), Seams())
+    doors = Doors(Neighbours(), Doorman(Keyring(folder / "keys")), Audit(), Seams(), lambda: False)
     options = (("grpc.max_receive_message_length", MESSAGE_BYTES),)
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), *options))
     stubs.add_ToolBusServiceServicer_to_server(Echo(), server)  # type: ignore[abstract]  # no other RPC

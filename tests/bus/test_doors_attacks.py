@@ -226,17 +226,19 @@ async def test_the_tasks_of_an_identity_are_not_those_of_a_source_that_is_named_
         gate.set()
 
 
-async def test_without_a_key_a_limited_number_of_streams_watch_the_bus(
+async def test_without_a_key_a_limited_number_of_streams_watch_the_bus_and_leave_it_to_those_with_one(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolbus.bus.streams.health.MAX_OPEN_WATCHES", 2)
-    async with house.channel(house.keys.add("chat"), certificate=False) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+    chat, request = house.keys.add("chat"), health_pb2.HealthCheckRequest()
+    async with house.channel(chat, certificate=False) as nobody, house.channel(chat) as keyed:
         watches = []
-        for _ in range(2):
-            watches.append(stub.Watch(health_pb2.HealthCheckRequest()))
+        for channel in (nobody, nobody, keyed, keyed):
+            watches.append(health_pb2_grpc.HealthStub(channel).Watch(request))
             assert (await within(watches[-1].read())).status == health_pb2.HealthCheckResponse.SERVING
-        assert await end_of(stub.Watch(health_pb2.HealthCheckRequest())) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        stub = health_pb2_grpc.HealthStub(nobody)
+        assert await end_of(stub.Watch(request)) is grpc.StatusCode.UNAUTHENTICATED
+        assert (await within(stub.Check(request))).status == health_pb2.HealthCheckResponse.SERVING
         for watch in watches:
             watch.cancel()
 

@@ -6,6 +6,7 @@ Where tests run as root, that program really is another user's; elsewhere the ke
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.bus.gateway.calling import client
 from tests.support.other_user import CAN_BE_NOBODY, NOBODY, run_program
-from tests.support.waiting import within
+from tests.support.waiting import until, within
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.serve_settings import settle
@@ -32,6 +33,7 @@ from toolbus.common.local_users import Address, owner_of
 from toolbus.errors import NotPermitted, SetupError
 from toolbus.sdk import Host, Plugin
 from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1.tool_bus_service_pb2_grpc import ToolBusServiceStub
 
 STRANGER = Path(__file__).with_name("stranger.py")
 OWN = os.geteuid()
@@ -96,6 +98,25 @@ async def _try_all(attempts: dict[str, Any], *, as_nobody: bool) -> dict[str, li
 
 def _is_open(attempt: str) -> bool:
     return attempt.endswith(OPEN)
+
+
+async def test_refused_rpcs_leave_nothing_to_the_garbage_collection() -> None:
+    kernel = Kernel()
+    async with _bus(kernel) as bus, grpc.aio.insecure_channel(bus.grpc_addresses[0]) as channel:
+        kernel.uid = NOBODY
+        stub: Any = ToolBusServiceStub(channel)
+        gc.collect()
+        gc.disable()
+        try:
+            for rpc in [call for _ in range(10) for call in (stub.List(wire.ListRequest()), stub.Invoke())]:
+                assert await within(rpc.code()) is grpc.StatusCode.PERMISSION_DENIED
+
+            def refused() -> int:
+                return sum(type(each) in (grpc.aio.AbortError, NotPermitted) for each in gc.get_objects())
+
+            await until(lambda: refused() < 5, "what ended them has gone")  # grpcio holds the last ones
+        finally:
+            gc.enable()
 
 
 async def test_a_program_of_another_user_is_refused_wherever_it_asks() -> None:

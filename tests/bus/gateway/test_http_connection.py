@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,10 +18,10 @@ import pytest_asyncio
 import uvloop
 
 from tests.bus.gateway.raw_http import Answer, Line, ask, request
-from tests.support.waiting import WAIT_SECONDS, within
+from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, MAX_HEAD_BYTES, NO_PAGE
+from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, MAX_HEAD_BYTES, NO_PAGE, BoundedProtocol
 from toolbus.bus.gateway.http_server import HttpServer
 from toolbus.protocol.limits import Timings
 from toolbus.protocol.tool import Limits
@@ -329,3 +332,27 @@ async def test_the_page_of_documentation_runs_its_own_scripts_alone_and_cannot_b
     assert own == "'self'"
     assert len(hashes) == 1
     assert hashes[0].startswith("'sha256-")
+
+
+async def test_a_lost_connection_leaves_nothing_to_the_garbage_collection(bus: Bus) -> None:
+    assert bus.http_address is not None
+    host, _, port = bus.http_address.rpartition(":")
+
+    def connections() -> set[int]:
+        return {id(each) for each in gc.get_objects() if type(each) is BoundedProtocol}
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = connections()
+        for data in (WHOLE, WHOLE[:-2], b"\xff\xff\r\n\r\n"):
+            for is_reset in (0, 1):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(data)
+                await within(reader.read(1))  # of a head that is not complete after a while
+                how = struct.pack("ii", is_reset, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
+                writer.close()
+        await until(lambda: connections() <= before, "every connection has gone")
+    finally:
+        gc.enable()

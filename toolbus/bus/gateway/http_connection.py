@@ -41,9 +41,6 @@ class RequestParser:
         self._events = events
         self._begin()
 
-    def __repr__(self) -> str:
-        return f"<RequestParser of {self._events!r}>"
-
     def _begin(self) -> None:
         """Takes a new parser: one that has ended a request with ``Connection: close`` reads nothing more."""
         self._parser = parser = httptools.HttpRequestParser(self._events)
@@ -192,15 +189,16 @@ class BoundedProtocol(HttpToolsProtocol):
         on_lost: called when the connection is lost; None where no request needs it.
     """
 
+    parser: RequestParser  # type: ignore[assignment]  # uvicorn names the class that it replaces
+
     def __init__(self, config: BoundedConfig, *parts: Any, **more: Any) -> None:
         super().__init__(config, *parts, **more)
         self._bounds = config
         self.logger = config.log  # type: ignore[assignment]
-        self._requests = RequestParser(self)
-        self.parser = self._requests  # type: ignore[assignment]  # uvicorn names the class that it replaces
+        self.parser = None  # type: ignore[assignment]  # until the first chunk: there may never be one
         self._uid: int | None = None  # of the peer; None until connected, and where the system does not say
         self._head_bytes = 0  # of a request line and headers that are not complete, about
-        self._chunk_bytes = 0  # of the chunk that is being read
+        self._chunk_bytes = 0  # of the chunk that is being read; 0 until the first
         self._head_too_large = False  # whether a head that is complete has too many bytes
         self._in_head = True  # whether the body has not begun yet
         self._head_begun = False  # whether the first byte of a head that is not complete was read
@@ -223,12 +221,17 @@ class BoundedProtocol(HttpToolsProtocol):
         """Stops the time, and notifies the request that is being answered."""
         self._stop_head_timer()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it after a reset
         if self.on_lost is not None:
             self.on_lost()
+        # These refer to it: lost connections would be left to the garbage collection, which holds the loop for long.
+        self.on_lost = self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Reads a chunk."""
         self._request_ended = False
+        if not self._chunk_bytes:
+            self.parser = RequestParser(self)
         self._chunk_bytes = len(data)
         super().data_received(data)
         if self._head_timer is None and self.cycle.response_complete:
@@ -256,7 +259,7 @@ class BoundedProtocol(HttpToolsProtocol):
         Raises:
             ValueError: the head is too large; the parser takes it for bytes that are not HTTP.
         """
-        if self._requests.is_offer:  # it comes again, without the upgrade
+        if self.parser.is_offer:  # it comes again, without the upgrade
             return
         if self._head_bytes + self._chunk_bytes > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES:
             self._head_too_large = True
@@ -276,7 +279,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Notes that the next request begins."""
-        if self._requests.is_offer:
+        if self.parser.is_offer:
             return
         self._in_head = self._request_ended = True
         super().on_message_complete()
@@ -289,7 +292,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _head_size(self) -> int:
         """Returns how many bytes the head that is complete has, without blanks that mean nothing."""
-        method, version = self._requests.get_method(), self._requests.get_http_version()
+        method, version = self.parser.get_method(), self.parser.get_http_version()
         line = len(method) + len(self.url) + len(f"  HTTP/{version}\r\n\r\n")
         return line + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
 

@@ -31,7 +31,8 @@ class StreamsRoom(Room):
         shared = core.calls.dispatcher, core.sessions.presence, core.config.limits, core.program.timings
         service = ToolBusService(*shared, core.rooms.register, core.program.stalls)
         untrusted = UntrustedService(*shared, core.catalog.policy.is_untrusted, core.program.stalls)
-        doors = Doors(core.sessions.neighbours, core.sessions.doorman, core.audit, core.calls.dispatcher.seams)
+        sessions, is_watched = core.sessions, self.health.is_watched
+        doors = Doors(sessions.neighbours, sessions.doorman, core.audit, core.calls.dispatcher.seams, is_watched)
         how = {"reflection": core.config.grpc_reflection, "lane": core.config.lane}
         self.listeners = Listeners(service, untrusted, self.health, core.config.limits, doors, **how)
         core.signals.on_source.append(self.health.source_changed)

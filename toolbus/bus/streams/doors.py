@@ -29,11 +29,6 @@ from toolbus.errors import NotPermitted, SetupError, ToolBusError, grpc_status, 
 _IDENTITY: ContextVar[Identity] = ContextVar("toolbus.rpc_identity")
 
 
-def set_rpc_identity(identity: Identity) -> None:
-    """Sets who made the RPC that the current task serves."""
-    _IDENTITY.set(identity)
-
-
 def rpc_identity() -> Identity:
     """Returns who made the RPC that the current task serves.
 
@@ -132,12 +127,13 @@ class Doors:
         doorman: knows the keys of everyone else.
         audit: records who was refused.
         seams: of the bus, for the budgets of who is refused.
+        is_watched: tells whether as many streams watch the bus as may do so without passing a door.
     """
 
-    def __init__(self, neighbours: Neighbours, doorman: Doorman, audit: Audit, seams: Seams) -> None:
-        self.seams = seams
-        self.neighbours = neighbours
-        self.audit = audit
+    def __init__(
+        self, neighbours: Neighbours, doorman: Doorman, audit: Audit, seams: Seams, is_watched: Callable[[], bool]
+    ) -> None:
+        self.neighbours, self.audit, self.seams, self.is_watched = neighbours, audit, seams, is_watched
         self.remote = KeyDoor(doorman)
         self._keys = doorman.keys
 
@@ -176,8 +172,8 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     """Puts a door before every RPC of one server, whatever its service."""
 
     def __init__(self, door: Door, doors: Doors) -> None:
-        self._door = door
-        self._doors = doors
+        self._door, self._doors = door, doors
+        self._behind: dict[str, tuple[Any, Any]] = {}  # by method, its handler without and with the door
 
     async def intercept_service(
         self,
@@ -188,23 +184,21 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None  # type: ignore[return-value]
-        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-        changed: dict[str, Callable[..., Any]] = {
-            kind: self._behind_door(
-                getattr(handler, kind), handler_call_details.method, streams=handler.response_streaming
-            )
-        }
-        if not handler.request_streaming:
-            changed["request_deserializer"] = _decoder(handler.request_deserializer)
-        return handler._replace(**changed)  # type: ignore[no-any-return]
+        method = handler_call_details.method
+        known, behind = self._behind.get(method, (None, None))
+        if known is not handler:
+            behind = self._put_behind_door(handler, method)
+            self._behind[method] = handler, behind
+        return behind  # type: ignore[no-any-return]
 
-    def _behind_door(
-        self, serve: Callable[[Any, Context], Any], method: str, *, streams: bool
-    ) -> Callable[[Any, Context], Any]:
+    def _put_behind_door(self, handler: Any, method: str) -> Any:
+        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
+        serve, is_probe = getattr(handler, kind), method in _FOR_PROBES
+
         async def enter(request: Any, context: Context) -> None:
             if isinstance(request, DecodeError):
                 await _refuse_undecodable(context, request)
-            if method in _FOR_PROBES and not request.service:
+            if is_probe and not request.service and not (handler.response_streaming and self._doors.is_watched()):
                 return
             try:
                 identity = await self._door.identity(context)
@@ -215,13 +209,13 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                 self._doors.audit.refuse(context.peer(), method, text)
                 await self._doors.seams.budgets.spend(REFUSED, REFUSAL_SECONDS)
                 await end_rpc(context, status, text)
-            set_rpc_identity(identity)
+            _IDENTITY.set(identity)
 
         # A generator also where the RPC writes by itself and yields nothing: interceptors that programs around the bus
         # add, such as those of OpenTelemetry, iterate over what answers with a stream.
         async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
-            await enter(request, context)
             try:
+                await enter(request, context)
                 if inspect.isasyncgenfunction(serve):
                     async for message in serve(request, context):
                         yield message
@@ -229,15 +223,32 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                     await serve(request, context)
             except DecodeError as error:
                 await _refuse_undecodable(context, error)
-
-        if streams:
-            return generate
+            except grpc.aio.AbortError as ended:
+                del request, context
+                raise _without_frames(ended) from None
 
         async def respond(request: Any, context: Context) -> Any:
-            await enter(request, context)
-            return await serve(request, context)
+            try:
+                await enter(request, context)
+                return await serve(request, context)
+            except grpc.aio.AbortError as ended:
+                del request, context
+                raise _without_frames(ended) from None
 
-        return respond
+        changed: dict[str, Any] = {kind: generate if handler.response_streaming else respond}
+        if not handler.request_streaming:
+            changed["request_deserializer"] = _decoder(handler.request_deserializer)
+        return handler._replace(**changed)
+
+
+def _without_frames(ended: grpc.aio.AbortError) -> grpc.aio.AbortError:
+    """Returns what ended an RPC, to be raised where nothing refers to its context.
+
+    The context has it, and frames of its traceback the context: thousands of refused RPCs would be left to one pass of
+    the garbage collection, which holds the loop.
+    """
+    ended.__context__ = None
+    return ended.with_traceback(None)
 
 
 def _decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -22,7 +22,7 @@ from toolbus.errors import Unauthenticated
 
 SERVICE = "toolbus.v1.ToolBusService"
 SOURCE_PREFIX = "toolbus.source."
-MAX_OPEN_WATCHES = 1_000  # of the bus itself, which any client may watch without a key
+MAX_OPEN_WATCHES = 250  # of the bus itself; whoever may not use it is refused from then on
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Status = pb.HealthCheckResponse.ServingStatus
@@ -53,6 +53,10 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         self._hides = hides
         self._current = current
         self._watched: dict[str, set[asyncio.Event]] = {}  # service → the watchers that wait for its next change
+
+    def is_watched(self) -> bool:
+        """Tells whether as many streams watch the bus itself as may do so whoever they are."""
+        return len(self._watched.get("", ())) >= MAX_OPEN_WATCHES
 
     def changed(self, service: str) -> None:
         """Notifies the watchers of a service."""
@@ -102,9 +106,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
 
         It ends with the caller's key.
         """
-        if not request.service and len(self._watched.get("", ())) >= MAX_OPEN_WATCHES:
-            error = f"{MAX_OPEN_WATCHES} streams watch the bus, and it accepts no more: use Check, or watch {SERVICE!r}"
-            await end_rpc(context, "RESOURCE_EXHAUSTED", error)
         changed = asyncio.Event()
         watchers = self._watched.setdefault(request.service, set())
         watchers.add(changed)
