@@ -277,7 +277,7 @@ async def test_a_watcher_gets_everything_first_and_then_what_changes() -> None:
             third: CatalogChange = await within(anext(changes))
             assert [(each.name, each.source) for each in third.removed] == [("add", "calc")]
             await changes.aclose()  # type: ignore[attr-defined]
-            await other.aclose()  # type: ignore[attr-defined]
+            await other.aclose()
 
 
 async def test_a_watcher_gets_the_whole_again_after_a_new_connection() -> None:
@@ -288,7 +288,7 @@ async def test_a_watcher_gets_the_whole_again_after_a_new_connection() -> None:
         assert (await within(anext(changes))).full
     async with running_bus(grpc=(address,)):
         assert (await within(anext(changes))).full
-        await changes.aclose()  # type: ignore[attr-defined]
+        await changes.aclose()
     await host.close()
 
 

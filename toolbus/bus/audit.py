@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from toolbus.bus.access.identity import OBSERVER, Principal
+from toolbus.bus.access.quota import Quota
 from toolbus.common.newest import NewestCache
 from toolbus.errors import NotAudited, ToolBusError
 
@@ -116,8 +117,8 @@ class Audit:
     def __init__(self) -> None:
         self._writer: Writer | None = None  # None: nothing is written
         self._required = False
-        self._refusals = _Budget(REFUSALS_BURST, REFUSALS_PER_SECOND)
-        self._own_acts: NewestCache[str, _Budget] = NewestCache(MAX_BUDGETS)  # by source
+        self._refusals = Quota(REFUSALS_PER_SECOND, burst_seconds=REFUSALS_BURST / REFUSALS_PER_SECOND)
+        self._own_acts: NewestCache[str, Quota] = NewestCache(MAX_BUDGETS)  # by source
         self._lock = threading.Lock()  # of these
 
     def __repr__(self) -> str:
@@ -166,11 +167,10 @@ class Audit:
         writer = self._writer
         if writer is None:
             return
-        now = time.time()
-        if not self._has_budget(act, principal.source, now):
+        if self._has_budget(act, principal.source):
+            writer.put(AuditRecord(time.time(), _fields(act, principal, target, outcome, why, more)))
+        else:
             writer.lose(1)
-            return
-        writer.put(AuditRecord(now, _fields(act, principal, target, outcome, why, more)))
 
     def refuse(self, peer: str, target: str, why: str) -> None:
         """Records that an unknown client was refused.
@@ -226,34 +226,17 @@ class Audit:
         if self._required and self._writer is not None and self._writer.failing:
             raise _not_done("the last line could not be written, the bus's log says why")
 
-    def _has_budget(self, act: Act, source: str, now: float) -> bool:
+    def _has_budget(self, act: Act, source: str) -> bool:
         """Tells whether one more line may be written; where the audit is required, each act of a source has its own."""
         with self._lock:
-            if act in REFUSALS:
-                return self._refusals.take(now)
-            if act not in OWN_ACTS or self._required:
-                return True
-            budget = self._own_acts.get(source)
-            if budget is None:
-                budget = self._own_acts[source] = _Budget(OWN_ACTS_BURST, OWN_ACTS_PER_SECOND)
-            return budget.take(now)
-
-
-class _Budget:
-    """So many lines at once, and so many a second."""
-
-    def __init__(self, burst: int, per_second: int) -> None:
-        self._burst, self._per_second = burst, per_second
-        self._left, self._at = float(burst), 0.0  # how many may be written, as of a time in seconds since the epoch
-
-    def take(self, now: float) -> bool:
-        """Tells whether one more may be written, and counts it."""
-        passed, self._at = now - self._at, now
-        self._left = min(self._burst, self._left + max(0.0, passed) * self._per_second)
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
+            budget: Quota | None = self._refusals
+            if act not in REFUSALS:
+                if act not in OWN_ACTS or self._required:
+                    return True
+                if (budget := self._own_acts.get(source)) is None:
+                    seconds = OWN_ACTS_BURST / OWN_ACTS_PER_SECOND
+                    budget = self._own_acts[source] = Quota(OWN_ACTS_PER_SECOND, burst_seconds=seconds)
+            return budget is not None and budget.take(1, time.monotonic())[0] == 1
 
 
 def _fields(

@@ -4,7 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def prepared(path: Path, content: bytes, suffix: str = "") -> Iterator[Path]:
+    """Writes a complete file beside a path, for the caller to move or link there; removes it afterwards.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import tempfile  # here, since processes of drop-in tools import this and write no file
+
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=suffix, dir=path.parent)  # always 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield Path(name)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -16,17 +38,6 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     Raises:
         OSError: it cannot be written; the former file is left as it is.
     """
-    import tempfile  # here, since processes of drop-in tools import this and write no file
-
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    with prepared(path, content) as complete:
+        os.chmod(complete, mode)
+        os.replace(complete, path)

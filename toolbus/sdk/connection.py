@@ -350,7 +350,7 @@ class Connection:
         self._reconnect = Reconnect(settings, delegate, self.calls, self.changes, self._run_attempt)
         self._attempt: Attempt | None = None  # the current one; None between two
         self._task: asyncio.Task[None] | None = None  # runs `_live`; None before the start
-        self._error: ToolBusError | None = None  # why the connection failed for good; None unless it did
+        self.error: ToolBusError | None = None  # why the connection failed for good; None unless it did
         self._over = False  # whether the connection has ended
         self._result_bytes = 0  # the largest result, and piece of progress, that the bus takes; 0 before an attach
         self._unmeasured = 0  # a result of so many characters is below that limit, whatever they are
@@ -388,11 +388,6 @@ class Connection:
         """Whether the bus answers heartbeats of this peer."""
         attempt = self._attempt
         return attempt is not None and attempt.attached is not None and attempt.attached.echoes
-
-    @property
-    def error(self) -> ToolBusError | None:
-        """Why the connection has ended for good; None unless it has."""
-        return self._error
 
     @property
     def each(self) -> Sequence[Connection]:
@@ -493,8 +488,8 @@ class Connection:
         """
         while not self._over:
             await self.changes.next()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     async def unary(self, method: str, request: Any, timeout: float) -> Any:
         """Sends a request to one of the service's unary RPCs, as soon as there is a connection.
@@ -588,8 +583,8 @@ class Connection:
         return self._attempt is not None and self._attempt.attached is not None
 
     def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         if self._over or self._reconnect.ending:
             raise PeerLost(self._closed_text)
 
@@ -601,14 +596,14 @@ class Connection:
 
     async def _live(self) -> None:
         try:
-            self._error = await self._reconnect.run()
+            self.error = await self._reconnect.run()
         except Exception as error:
             log.exception("a fault of the SDK ended the connection of %s", self.settings.source)
-            self._error = ToolBusError(f"a fault of the SDK: {error!r}")
+            self.error = ToolBusError(f"a fault of the SDK: {error!r}")
         finally:
             self._over = True
             self.stalls.stop()
-            self.calls.close(self._closed_text if self._error is None else str(self._error))
+            self.calls.close(self._closed_text if self.error is None else str(self.error))
             self.changes.notify()
 
     def _lose(self, attempt: Attempt) -> None:

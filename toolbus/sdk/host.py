@@ -15,8 +15,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
 from datetime import datetime
 from pathlib import Path
@@ -607,25 +607,21 @@ class Host(HostBase):
         listing: Listing = await self._run(self._list(request, timeout))
         return listing
 
-    async def watch(self) -> AsyncIterator[CatalogChange]:
+    def watch(self) -> AsyncGenerator[CatalogChange]:
         """Yields the whole catalog, then its changes, for ever; after a reconnect the whole catalog again.
 
         Raises:
             PeerLost, RequestError: the connection has ended for good.
         """
-        async with aclosing(self._feed("catalog")) as changes:
-            async for change in changes:
-                yield change
+        return self._feed("catalog")
 
-    async def notifications(self) -> AsyncIterator[Notification]:
+    def notifications(self) -> AsyncGenerator[Notification]:
         """Yields the notifications of plugins to users, for ever; after a reconnect also those that it missed.
 
         Raises:
             PeerLost, RequestError: the connection has ended for good.
         """
-        async with aclosing(self._feed("notifications")) as notifications:
-            async for notification in notifications:
-                yield notification
+        return self._feed("notifications")
 
     async def _feed(self, feed: Feed) -> AsyncGenerator[Any]:
         connection = self._begin(feed)

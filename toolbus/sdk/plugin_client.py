@@ -26,7 +26,7 @@ from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolDefinition, ToolOptions, ToolSet, ToolSpec, describe, meta_of, spec_of
 from toolbus.functions.workers import Inbox, Workers
 from toolbus.protocol.tool import plugin_source
-from toolbus.sdk.attempt import RefusedTool, Standing, WaitingTool
+from toolbus.sdk.attempt import Delegate, RefusedTool, Standing, WaitingTool
 from toolbus.sdk.connection import Connection, open_connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings, find_credential
 from toolbus.sdk.generation import Generation, Mode, ask, request_of
@@ -196,7 +196,7 @@ class Permissions:
         self._granted = frozenset(granted)
 
 
-class PluginDelegate:
+class PluginDelegate(Delegate):
     """The `Delegate` of a plugin. Everything runs on the connection's loop.
 
     Args:
@@ -233,9 +233,6 @@ class PluginDelegate:
 
     def tools(self) -> Sequence[pb.Tool]:
         return [spec.tool.to_wire() for spec in self._tools]
-
-    def notifications_after(self) -> int:
-        return 0
 
     def subscriptions(self) -> Sequence[Any]:
         return (wire.SUBSCRIPTION_CATALOG,) if self._hooks.wants("tools_changed") else ()

@@ -239,10 +239,10 @@ async def test_a_recording_that_nobody_ever_reads_ends_and_calls_pay_nothing_for
     monkeypatch.setattr("toolbus.parts.recordings.room.READ_SECONDS", 0.05)
     monkeypatch.setattr("toolbus.parts.recordings.room.LOOK_SECONDS", 0.02)
     async with running_bus() as bus:
-        plain = bus.core.calls.dispatcher.interceptors
+        plain = bus.core.calls.dispatcher.seams.interceptors
         await read(bus)
-        assert len(bus.core.calls.dispatcher.interceptors) == len(plain) + 1
-        await until(lambda: bus.core.calls.dispatcher.interceptors == plain, "the end of the recording")
+        assert len(bus.core.calls.dispatcher.seams.interceptors) == len(plain) + 1
+        await until(lambda: bus.core.calls.dispatcher.seams.interceptors == plain, "the end of the recording")
 
 
 async def test_models_and_keys_without_the_scope_cannot_record() -> None:

@@ -30,16 +30,23 @@ class HasCalls(Protocol):
 class Quota:
     """The limits that the callers of one identity share; without limits it allows everything.
 
+    Args:
+        burst_seconds: of silence, after which the calls of that time may be made at once.
+
     Attributes:
         rate: calls a second; None: no limit.
         in_flight_limit: calls at the same time; None: no limit.
         callers: those whose calls in flight count.
     """
 
-    __slots__ = ("__weakref__", "_burst", "_full_at", "_interval", "callers", "in_flight_limit", "rate")
-
-    def __init__(self, rate: float | None = None, in_flight_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        rate: float | None = None,
+        in_flight_limit: int | None = None,
+        burst_seconds: float = BURST_SECONDS,
+    ) -> None:
         self.callers: WeakSet[HasCalls] = WeakSet()
+        self._burst_seconds = burst_seconds
         self._full_at = 0.0  # when the whole burst may be made again
         self.change(rate, in_flight_limit)
 
@@ -51,7 +58,7 @@ class Quota:
         self.rate = rate
         self.in_flight_limit = in_flight_limit
         self._interval = 1.0 / rate if rate else 0.0  # seconds for each call; 0: no limit
-        self._burst = max(1.0, rate * BURST_SECONDS) if rate else 0.0  # calls
+        self._burst = max(1.0, rate * self._burst_seconds) if rate else 0.0  # calls
 
     def take(self, count: int, now: float) -> tuple[int, float]:
         """Takes calls out of the rate.

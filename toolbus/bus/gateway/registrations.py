@@ -321,7 +321,7 @@ class Registrations:
         )
         self._callbacks = Callbacks(core, signals)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}  # by source and address
-        self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
+        self.sources: dict[str, dict[Origin, None]] = {}  # the same origins, by source
         self._clock = RunClock(core.program.store if store is not None else None)
         self._handlers: dict[str, CallbackHandler] = {}  # by key: every registration, online or offline
         self._audit = core.audit
@@ -366,13 +366,8 @@ class Registrations:
 
     def serving(self, source: str) -> bool | None:
         """Returns whether a source's tools at any origin are offered; None where it has none with a callback URL."""
-        origins = self._by_source.get(source)
+        origins = self.sources.get(source)
         return None if origins is None else any(origin.is_serving for origin in origins)
-
-    @property
-    def sources(self) -> Iterable[str]:
-        """The sources that have callback tools."""
-        return self._by_source
 
     async def stop(self) -> None:
         """Cancels all tasks, and persists the rest."""
@@ -465,7 +460,7 @@ class Registrations:
     def _hold(self, source: str, tools: Sequence[CompiledTool]) -> dict[tuple[str, str], str]:
         """Returns why tools of a pinned source wait for an approval, by name and role; withdraws their old ones."""
         waiting = self._pins.review(source, [tool.declared for tool in tools])
-        handlers = [handler for origin in self._by_source.get(source, ()) for handler in origin.handlers]
+        handlers = [handler for origin in self.sources.get(source, ()) for handler in origin.handlers]
         former = [handler for handler in handlers if _key(handler.offered.tool) in waiting]
         for handler in former:
             self._registry.withdraw(handler)
@@ -520,7 +515,7 @@ class Registrations:
         origin = self._origins.get((source, target.origin))
         if origin is None:
             origin = self._origins[source, target.origin] = Origin(source, target.origin, answered_at, self._clock.now)
-            self._by_source.setdefault(source, {})[origin] = None
+            self.sources.setdefault(source, {})[origin] = None
         origin.answered_at = max(origin.answered_at, answered_at)
         return CallbackHandler(key, tool, target, origin, self._callbacks.exchanges, self._limits.calls_in_flight)
 
@@ -600,7 +595,7 @@ class Registrations:
             NotKept: it could not be persisted; it is in force until the bus stops.
         """
         confirmed: list[CallbackHandler] = []
-        for origin in list(self._by_source.get(source, ())):
+        for origin in list(self.sources.get(source, ())):
             unconfirmed = [handler for handler in origin.handlers if not (handler.is_confirmed or handler.secret)]
             if unconfirmed:
                 self._callbacks.confirm(unconfirmed)
@@ -614,9 +609,9 @@ class Registrations:
         origin.handlers.pop(handler, None)
         if not origin.handlers and self._origins.get((origin.source, origin.address)) is origin:
             del self._origins[origin.source, origin.address]
-            del self._by_source[origin.source][origin]
-            if not self._by_source[origin.source]:
-                del self._by_source[origin.source]
+            del self.sources[origin.source][origin]
+            if not self.sources[origin.source]:
+                del self.sources[origin.source]
             self._on_source(origin.source)
             if origin.probing is not None:
                 origin.probing.cancel()

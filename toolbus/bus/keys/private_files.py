@@ -10,12 +10,11 @@ import contextlib
 import fcntl
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolbus.common import path_ownership
+from toolbus.common import path_ownership, whole_file
 from toolbus.errors import SetupError
 
 MAX_FILE = 4 * 1024 * 1024  # bytes; 10,000 keys with their identities need about 3 MiB
@@ -95,20 +94,11 @@ def prepared(path: Path, content: bytes) -> Iterator[Path]:
     Raises:
         SetupError: it cannot be written.
     """
-    name = ""
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_UNFINISHED, dir=path.parent)  # always 0600
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        yield Path(name)
+        with whole_file.prepared(path, content, _UNFINISHED) as complete:
+            yield complete
     except OSError as error:
         raise SetupError(f"{path} cannot be written: {error.strerror}: let this user write {path.parent}") from None
-    finally:
-        if name:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -136,7 +126,10 @@ def locked(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
         raise SetupError(f"{directory / LOCK} cannot be opened: {error.strerror}: let this user write it") from None
     try:
         deadline = time.monotonic() + seconds
-        while not _lock(handle):
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() >= deadline:
                 raise SetupError(
                     f"another program has changed {directory} for {seconds:g} seconds and has not ended: wait for it "
@@ -149,14 +142,6 @@ def locked(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _sync(directory: Path) -> None:
