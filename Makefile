@@ -63,18 +63,19 @@ clients: $(VENV)/dev.stamp ## build and test the packages for TypeScript, Go, Ru
 	export PATH="$$wheel/bin:$$PATH"; npm="node $$wheel/lib/node_modules/npm/bin/npm-cli.js"; }; \
 	node -e 'if (parseInt(process.versions.node) < 20) { console.error("make clients needs Node 20 or newer, and finds " + process.version + ": install a newer one"); process.exit(1); }' && \
 	(cd clients/typescript && $$npm ci --no-audit --no-fund --loglevel=error && $$npm run --silent build && TOOLBUS=$(abspath $(BIN))/toolbus $$npm test --silent) && \
-	$(BIN)/python -m tests.parts.conformance.clients --check typescript
+	$(BIN)/python -m tests.parts.conformance.clients --check typescript && \
+	$(BIN)/python -m tests.parts.conformance.refusals typescript
 	@$(BIN)/python -m pytest -q -m browser tests/browser/test_http_client.py
 	@command -v go >/dev/null || { echo "make clients needs Go 1.25 or newer, and finds none: install it from https://go.dev/dl" >&2; exit 1; }
 	@cd clients/go && go build -buildvcs=false -o build/ ./conformance ./load && \
 	PYTHON=$(abspath $(BIN))/python TOOLBUS=$(abspath $(BIN))/toolbus go test -vet=off .
-	@$(BIN)/python -m tests.parts.conformance.clients --check go
+	@$(BIN)/python -m tests.parts.conformance.clients --check go && $(BIN)/python -m tests.parts.conformance.refusals go
 	@command -v cargo >/dev/null || { echo "make clients needs Rust 1.88 or newer, and finds none: install it from https://rustup.rs" >&2; exit 1; }
 	@cd clients/rust && cargo build --locked --quiet --examples && TOOLBUS=$(abspath $(BIN))/toolbus cargo test --locked --quiet
-	@$(BIN)/python -m tests.parts.conformance.clients --check rust
+	@$(BIN)/python -m tests.parts.conformance.clients --check rust && $(BIN)/python -m tests.parts.conformance.refusals rust
 	@command -v javac >/dev/null && command -v mvn >/dev/null || { echo "make clients needs a JDK of Java 17 or newer and Maven, and finds none: install them (apt-get install openjdk-17-jdk-headless maven)" >&2; exit 1; }
 	@cd clients/java && TOOLBUS=$(abspath $(BIN))/toolbus mvn --quiet --batch-mode --no-transfer-progress verify
-	@$(BIN)/python -m tests.parts.conformance.clients --check java
+	@$(BIN)/python -m tests.parts.conformance.clients --check java && $(BIN)/python -m tests.parts.conformance.refusals java
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.parts.development.languages
 
 client-matrix: $(VENV)/dev.stamp ## have the hosts of every client call the plugins of every other, then kill bus and plugin under their calls, after make clients (ARGS="python go")

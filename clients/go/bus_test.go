@@ -580,11 +580,11 @@ func TestABusThatDoesNotAnswerForTheSakeOfTLSIsExplained(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	address := server.Listener.Addr().String()
-	for own, expected := range map[string]string{address: "write tls:" + address, "tls:" + address: "and mtls: in place of tls:"} {
+	for own, expected := range map[string]string{address: "write tls:" + address, "tls:" + address: "not signed by an authority"} {
 		host := NewHost(&HostOptions{Options: Options{Address: own, Log: quiet}})
 		defer host.Close()
 		host.peer.begin()
-		check(t, host.peer.until(t.Context(), func() bool { return strings.Contains(host.peer.shown[own], expected) }))
+		check(t, host.peer.until(t.Context(), func() bool { return strings.Contains(host.peer.shown[own].why, expected) }))
 	}
 	if _, reached := whyUnanswered("127.0.0.1:1", ""); reached {
 		t.Fatal("nothing listens there")

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
-	"maps"
 	mathrand "math/rand/v2"
 	"os"
 	"regexp"
@@ -37,6 +36,7 @@ const (
 )
 
 var (
+	digits     = regexp.MustCompile(`[0-9]+`) // of times and ports, which differ in texts that say the same
 	sourceRule = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,128}$`)
 	// After these statuses another attempt would be refused too.
 	final = []string{"INVALID_ARGUMENT", "FAILED_PRECONDITION", "NOT_FOUND", "PERMISSION_DENIED", "ALREADY_EXISTS", "UNIMPLEMENTED"}
@@ -75,6 +75,12 @@ type role struct {
 	onRefused            func(RefusedTool)
 }
 
+// failure says why an attempt at a bus failed.
+type failure struct {
+	text string // as it was logged
+	why  string // what a look at the bus has found; empty before that
+}
+
 // toolKey names a tool of a role.
 type toolKey struct{ role, name string }
 
@@ -102,10 +108,10 @@ type peer struct {
 	fatal        error         // why the bus refused tools that are to be offered all or none; nil otherwise
 	refusal      error         // why run ended; nil unless the bus refused this peer
 	begun        bool
-	shown        map[string]string // why the last attempt at each bus failed, as it was logged; empty while attached
-	explained    bool              // whether it was looked into why a bus that is there does not answer, or is not needed
-	declarations []int             // the versions of the tools in attaches that the bus has not answered
-	answered     int               // the version of the tools for which the bus has answered last
+	shown        map[string]failure // why the last attempt at each bus failed; empty while attached
+	explained    bool               // whether it was looked into why a bus that is there does not answer, or is not needed
+	declarations []int              // the versions of the tools in attaches that the bus has not answered
+	answered     int                // the version of the tools for which the bus has answered last
 	refused      map[toolKey]RefusedTool
 	waitingTools map[toolKey]bool
 	shownWaiting map[toolKey]bool
@@ -148,7 +154,7 @@ func complete(source string, options Options) (Options, []string, error) {
 
 func newPeer(source string, options Options, buses []string, role role) *peer {
 	return &peer{
-		buses: buses, source: source, options: options, role: role, log: options.Log, shown: map[string]string{},
+		buses: buses, source: source, options: options, role: role, log: options.Log, shown: map[string]failure{},
 		ended: make(chan struct{}), leaving: make(chan struct{}), work: make(chan *run), changed: make(chan struct{}), answered: -1,
 		refused: map[toolKey]RefusedTool{}, waitingTools: map[toolKey]bool{}, shownWaiting: map[toolKey]bool{},
 		catalog: map[ToolRef]ListedTool{}, unfinished: map[*ask]bool{},
@@ -209,7 +215,10 @@ func (p *peer) until(ctx context.Context, condition func() bool) error {
 	for {
 		p.mutex.Lock()
 		met, refusal, left, changed := condition(), p.refusal, p.left, p.changed
-		shown := strings.Join(slices.Sorted(maps.Values(p.shown)), "; ")
+		var shown []string
+		for _, each := range p.shown {
+			shown = append(shown, cmp.Or(each.why, each.text))
+		}
 		p.mutex.Unlock()
 		switch {
 		case met:
@@ -225,7 +234,7 @@ func (p *peer) until(ctx context.Context, condition func() bool) error {
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return context.Cause(ctx)
 			}
-			details := fmt.Sprintf("no bus answered at %s in time: %s", p.options.Address, cmp.Or(shown, "is it running?"))
+			details := fmt.Sprintf("no bus answered at %s in time: %s", p.options.Address, cmp.Or(strings.Join(shown, "; "), "is it running?"))
 			return &PeerLost{"DEADLINE_EXCEEDED", details}
 		}
 	}
@@ -268,7 +277,7 @@ func (p *peer) live() error {
 		again := lived < steady && (lived < 0 || keyEnded)
 		keyEnded = end.code == "UNAUTHENTICATED"
 		if slices.Contains(final, end.code) || keyEnded && again {
-			return &RequestError{end.code, end.text}
+			return &RequestError{end.code, p.whyRefused(bus, end)}
 		}
 		if lived >= steady {
 			failures = 0
@@ -298,15 +307,16 @@ func (p *peer) failed(bus string, end end, failures int) (time.Duration, bool) {
 	}
 	p.mutex.Lock()
 	text := fmt.Sprintf("not attached to %s (%s: %s): trying again, at least every %v", bus, end.code, end.text, longest)
-	known, left := strings.HasPrefix(p.shown[bus], text), p.left != ""
+	before, left := p.shown[bus], p.left != ""
+	known := before.text != "" && end.code == "UNAVAILABLE" && before.why != "" || digits.ReplaceAllString(before.text, "") == digits.ReplaceAllString(text, "")
 	if !known {
-		p.shown[bus] = text
+		p.shown[bus] = failure{text: text}
 	}
 	explain := !p.explained && end.code == "UNAVAILABLE"
 	p.explained = p.explained || explain
 	p.mutex.Unlock()
 	if explain {
-		go p.explain(bus, text)
+		go p.explain(bus)
 	}
 	if !known && !left {
 		p.log.Warn("toolbus: " + text)
@@ -315,17 +325,29 @@ func (p *peer) failed(bus string, end end, failures int) (time.Duration, bool) {
 }
 
 // explain logs why a bus that is there does not answer, if that can be found out.
-func (p *peer) explain(bus, text string) {
+func (p *peer) explain(bus string) {
 	why, reached := whyUnanswered(bus, p.options.Credential)
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if why != "" && p.attached == nil {
 		p.warn("%s", why)
-		if p.shown[bus] == text {
-			p.shown[bus] += ": " + why
-		}
+		p.shown[bus] = failure{p.shown[bus].text, why}
 	}
 	p.explained = reached
+}
+
+// whyRefused returns the text of a bus that refuses this peer, with its address and what to do.
+func (p *peer) whyRefused(bus string, end end) string {
+	text := end.text
+	switch {
+	case end.code == "UNIMPLEMENTED":
+		text = "it is not a toolbus, check the address: " + text
+	case end.code == "UNAUTHENTICATED" && p.options.Credential == "":
+		text += " (no credential: name its file in TOOLBUS_CREDENTIAL)"
+	case end.code == "UNAUTHENTICATED":
+		text += " (the credential " + p.options.Credential + ")"
+	}
+	return fmt.Sprintf("the bus at %s refuses %s: %s", bus, p.source, text)
 }
 
 // serve runs one stream from its attach to its end; it returns its status, and how long the session was live.

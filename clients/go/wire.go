@@ -1,11 +1,14 @@
 package toolbus
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -95,15 +98,21 @@ func connect(address, credentialPath string) (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	prefix, target, security, err := dialing(address, credential)
+	target, config, err := dialing(address, credential)
 	if err != nil {
 		return nil, err
 	}
 	token := credential["token"]
-	if token != "" && prefix == "" && !localAddress.MatchString(address) {
+	if token != "" && config == nil && !localAddress.MatchString(address) {
 		return nil, setupErrorf("a token is not sent to %s in plain text: write tls:%s", address, address)
 	}
-	network, authority := "tcp", target
+	if strings.HasPrefix(address, "mtls:") && len(config.Certificates) == 0 {
+		return nil, setupErrorf("the bus at %s asks for a client certificate, and %s", address, ownCertificate(credentialPath, credential))
+	}
+	network, authority, security := "tcp", target, insecure.NewCredentials()
+	if config != nil {
+		security = credentials.NewTLS(config)
+	}
 	if path, isUnix := strings.CutPrefix(target, "unix:"); isUnix {
 		network, target, authority = "unix", path, "localhost"
 	}
@@ -126,51 +135,54 @@ func connect(address, credentialPath string) (*connection, error) {
 	return &connection{channel, token}, nil
 }
 
-// dialing returns the prefix of an address, what follows it, and how the connection is secured.
-func dialing(address string, credential map[string]string) (string, string, credentials.TransportCredentials, error) {
-	for _, prefix := range []string{"tls", "mtls"} {
-		target, has := strings.CutPrefix(address, prefix+":")
-		if !has {
-			continue
-		}
-		config := &tls.Config{MinVersion: tls.VersionTLS12}
-		if ca := credential["ca"]; ca != "" {
-			config.RootCAs = x509.NewCertPool()
-			if !config.RootCAs.AppendCertsFromPEM([]byte(ca)) {
-				return "", "", nil, setupErrorf("ca of the credential holds no certificate in PEM: create the credential anew")
-			}
-		}
-		if credential["certificate"] != "" && credential["key"] != "" {
-			pair, err := tls.X509KeyPair([]byte(credential["certificate"]), []byte(credential["key"]))
-			if err != nil {
-				return "", "", nil, setupErrorf("certificate and key of the credential do not fit (%v): create it anew", err)
-			}
-			config.Certificates = []tls.Certificate{pair}
-		}
-		return prefix, target, credentials.NewTLS(config), nil
+// dialing returns what follows the prefix of an address, and how the connection is secured; nil for plain text.
+func dialing(address string, credential map[string]string) (string, *tls.Config, error) {
+	prefix, target, _ := strings.Cut(address, ":")
+	if prefix != "tls" && prefix != "mtls" {
+		return address, nil, nil
 	}
-	return "", address, insecure.NewCredentials(), nil
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if ca := credential["ca"]; ca != "" {
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM([]byte(ca)) {
+			return "", nil, setupErrorf("ca of the credential holds no certificate in PEM: create the credential anew")
+		}
+	}
+	if credential["certificate"] != "" && credential["key"] != "" {
+		pair, err := tls.X509KeyPair([]byte(credential["certificate"]), []byte(credential["key"]))
+		if err != nil {
+			return "", nil, setupErrorf("certificate and key of the credential do not fit (%v): create it anew", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return target, config, nil
 }
 
-// whyUnanswered finds out why nothing answers at an address although there is a listener: gRPC does not say that it is
-// spoken to without TLS, or that it ended the connection because of a client's certificate. It returns how to fix that,
-// empty where it knows nothing better, and whether there was a listener. It sends nothing secret, so it checks nothing.
+// ownCertificate says what is the matter with the certificate of this peer, which a bus asks for or does not accept, and how
+// to fix it.
+func ownCertificate(path string, credential map[string]string) string {
+	switch {
+	case path == "":
+		return "there is no credential: name its file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
+	case credential["certificate"] == "":
+		return "the credential " + path + " has none: write one with toolbus keys add NAME -o FILE, and mtls: before the address"
+	default:
+		return "does not accept the certificate of the credential " + path + ", which has expired or is for another bus: " + renewal(credential)
+	}
+}
+
+func renewal(credential map[string]string) string {
+	return "write it anew on the machine of the bus with toolbus keys renew " + cmp.Or(credential["name"], "NAME") + ", and copy it here"
+}
+
+// whyUnanswered finds out why nothing answers at an address although there is a listener, by a TLS handshake of its own:
+// gRPC does not say that it is spoken to without TLS, or that it ended the connection because of a client's certificate. It
+// returns the reason and how to fix it, empty where it knows nothing better, and whether there was a listener.
 func whyUnanswered(address, credentialPath string) (string, bool) {
-	prefix, isTLS := "", false
-	target := address
-	for _, each := range []string{"tls:", "mtls:"} {
-		if rest, has := strings.CutPrefix(address, each); has {
-			prefix, target, isTLS = each, rest, true
-		}
-	}
-	if strings.HasPrefix(target, "unix:") {
+	credential, _ := readCredential(credentialPath) // the attempt to connect has reported an error
+	target, config, err := dialing(address, credential)
+	if err != nil || strings.HasPrefix(target, "unix:") {
 		return "", true
-	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, NextProtos: []string{"h2"}}
-	if credential, err := readCredential(credentialPath); err == nil {
-		if pair, err := tls.X509KeyPair([]byte(credential["certificate"]), []byte(credential["key"])); err == nil {
-			config.Certificates = []tls.Certificate{pair}
-		}
 	}
 	plain, err := net.DialTimeout("tcp", target, probeTime)
 	if err != nil {
@@ -178,22 +190,52 @@ func whyUnanswered(address, credentialPath string) (string, bool) {
 	}
 	defer plain.Close()
 	_ = plain.SetDeadline(time.Now().Add(probeTime))
-	secure := tls.Client(plain, config)
-	if secure.Handshake() != nil {
-		return "", true // the listener is plain, as the address says, or gRPC's own text says more
+	isPlain := config == nil
+	if isPlain {
+		config = &tls.Config{InsecureSkipVerify: true} // nothing is sent to it
 	}
-	if !isTLS {
-		return "the bus at this address shows a certificate: write tls:" + address + ", or mtls:" + address, true
+	config.ServerName, _, _ = net.SplitHostPort(target)
+	config.NextProtos = []string{"h2"}
+	secure := tls.Client(plain, config)
+	err = secure.Handshake()
+	var noTLS tls.RecordHeaderError
+	var unknown x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	var otherName x509.HostnameError
+	switch {
+	case isPlain && err == nil:
+		return fmt.Sprintf("the server at %s speaks TLS: write tls:%s or mtls:%s, and name a credential in TOOLBUS_CREDENTIAL", address, address, address), true
+	case errors.As(err, &noTLS) && bytes.HasPrefix(noTLS.RecordHeader[:], []byte("HTTP/")):
+		return fmt.Sprintf("the server at %s speaks HTTP, not gRPC: use the address that toolbus serve prints as grpc=", address), true
+	case isPlain:
+		return "", true
+	case errors.As(err, &noTLS):
+		return fmt.Sprintf("the server at %s does not speak TLS: use the port of a listener with TLS, or write %s for a bus of this machine", address, target), true
+	case errors.As(err, &unknown) && credential["ca"] == "":
+		return fmt.Sprintf("the certificate of the server at %s is not signed by an authority that is trusted here: check the address, or name a credential in TOOLBUS_CREDENTIAL", address), true
+	case errors.As(err, &unknown):
+		return fmt.Sprintf("the certificate of the server at %s is not signed by the ca of the credential %s: check the address, or %s", address, credentialPath, renewal(credential)), true
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Sprintf("the certificate of the server at %s has expired or is not valid yet: check the clock of this machine, or renew it there with toolbus keys init", address), true
+	case errors.As(err, &otherName):
+		names := append([]string{}, otherName.Certificate.DNSNames...)
+		for _, each := range otherName.Certificate.IPAddresses {
+			names = append(names, each.String())
+		}
+		return fmt.Sprintf("the certificate of the server at %s is for %s: use one of these names in the address, or add this one there with toolbus keys init --name", address, strings.Join(names, ", ")), true
+	case err != nil:
+		return "", true
 	}
 	answer := make([]byte, 9) // the head of the server's SETTINGS
 	_, _ = secure.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
 	if _, err = io.ReadFull(secure, answer); err == nil {
 		return "", true
 	}
-	if len(config.Certificates) == 0 {
-		return "the bus ends connections without a client certificate: use a credential that has one, and mtls: in place of " + prefix, true
+	own := ownCertificate(credentialPath, credential)
+	if credential["certificate"] == "" {
+		own = "asks for a client certificate, and " + own
 	}
-	return "the bus does not accept the client certificate of the credential, which has expired or is of another authority: renew it", true
+	return fmt.Sprintf("the bus at %s %s", address, own), true
 }
 
 func (c *connection) outgoing(ctx context.Context) context.Context {

@@ -16,12 +16,13 @@ use crate::pb::event::Kind;
 use crate::pb::*;
 use crate::tools::Tools;
 use crate::values::{Error, Result, random};
-use crate::wire::{Wire, end_of, read_credential};
+use crate::wire::{Wire, end_of, read_credential, why_unanswered};
 
 const ADDRESS: &str = "127.0.0.1:48930";
 const STEADY: Duration = Duration::from_secs(1); // a session that lived so long resets the backoff
 const ATTACH_BYTES: usize = 12 << 20; // of the tools in one request; those that do not fit follow by Register
 const FAREWELL: Duration = Duration::from_millis(20); // for the connection to tell the bus that a stream is given up
+const LOOK: Duration = Duration::from_secs(1); // at a server that is there and does not answer
 const REGISTER: Duration = Duration::from_secs(300);
 const EXPIRY_SECONDS: f64 = 7.0 * 86_400.0; // before a key expires: then a warning is logged
 
@@ -89,13 +90,14 @@ struct State {
     refused: HashMap<(String, String), RefusedTool>, // by role and name
     waiting: HashMap<(String, String), WaitingTool>,
     shown_waiting: Vec<(String, String)>,
-    shown: HashMap<String, String>, // why the last attempt at each address failed, as it was logged; empty while attached
-    answered: Option<u64>,          // the version of the tools for which the bus has answered last
-    wire: Option<Wire>,             // of the current stream
-    newest: u64,                    // the number of the newest notification
-    left: Option<String>,           // why this peer makes no new attempts
-    fatal: Option<Error>,           // why the bus refused tools that are to be offered all or none
-    ended: Option<Result<()>>,      // how `run` ended
+    // Why the last attempt at each address failed, as it was logged, and whether more is known; empty while attached.
+    shown: HashMap<String, (String, bool)>,
+    answered: Option<u64>,     // the version of the tools for which the bus has answered last
+    wire: Option<Wire>,        // of the current stream
+    newest: u64,               // the number of the newest notification
+    left: Option<String>,      // why this peer makes no new attempts
+    fatal: Option<Error>,      // why the bus refused tools that are to be offered all or none
+    ended: Option<Result<()>>, // how `run` ended
 }
 
 /// Holds one stream to a bus while it runs: offers tools, answers calls, makes calls.
@@ -293,8 +295,8 @@ impl Peer {
             if self.state().left.is_some() {
                 break;
             }
-            let (address, (end, lived)) = if let Err(problem) = self.look_up(&mut addresses).await {
-                (self.options.address.as_str(), (problem, None))
+            let (address, (end, lived, connected)) = if let Err(problem) = self.look_up(&mut addresses).await {
+                (self.options.address.as_str(), (problem, None, false))
             } else {
                 let address = &addresses.known[attempt % addresses.known.len()];
                 (address.as_str(), self.serve(address).await)
@@ -314,13 +316,13 @@ impl Peer {
                 InvalidArgument | FailedPrecondition | NotFound | PermissionDenied | AlreadyExists | Unimplemented
             );
             if last || key_ended && again {
-                return Err(end);
+                return Err(Error::Refused(code, self.why_refused(address, code, text)));
             }
             failures = if lived.is_some_and(|lived| lived >= STEADY) { 0 } else { failures };
             let (first, longest) = if matches!(code, ResourceExhausted | Internal) { (500, 10_000) } else { (50, 800) };
             let upper = Duration::from_millis(longest.min(first << failures.min(10)));
             if self.state().left.is_none() {
-                self.explain(address, &end, text, longest);
+                self.explain(address, &end, longest, connected && lived.is_none()).await;
                 if lived.is_none() && (attempt + 1) % addresses.known.len().max(1) != 0 {
                     continue; // another bus may be there
                 }
@@ -342,31 +344,45 @@ impl Peer {
         }
     }
 
-    /// Logs why an attempt failed, once.
-    fn explain(&self, address: &str, end: &Error, text: &str, longest: u64) {
-        let hint = match (address.split(':').next(), text) {
-            (Some("tls"), "broken pipe" | "connection reset") => ": it may ask for a client certificate, at mtls:",
-            (Some("mtls"), text) if text.contains("ertificate") || text == "broken pipe" => {
-                ": the certificate of the credential may have expired"
+    /// Returns the text of a bus that refuses this peer, with its address and what to do.
+    fn why_refused(&self, address: &str, code: Code, text: &str) -> String {
+        let why = match (code, self.options.credential.as_str()) {
+            (Code::Unimplemented, _) => format!("it is not a toolbus, check the address: {text}"),
+            (Code::Unauthenticated, "") => {
+                format!("{text} (no credential: name its file in TOOLBUS_CREDENTIAL)")
             }
-            (Some("tls" | "mtls" | "unix"), _) => "",
-            (_, text) if text.contains("frame") || text == "broken pipe" => {
-                ": if it shows a certificate, write tls: before the address"
-            }
-            _ => "",
+            (Code::Unauthenticated, path) => format!("{text} (the credential {path})"),
+            _ => text.to_owned(),
         };
-        let shown = format!(
-            "not attached to {address} ({end}){hint}: trying again, at least every {} s",
-            longest as f64 / 1000.0
-        );
-        let known = self.state().shown.insert(address.into(), shown.clone());
-        if known.as_ref() != Some(&shown) {
-            self.log(&shown);
-        }
+        format!("the bus at {address} refuses {}: {why}", self.source)
     }
 
-    /// Runs one stream from its attach to its end; returns its status, and how long the session was live, if it was.
-    async fn serve(self: &Arc<Self>, address: &str) -> (Error, Option<Duration>) {
+    /// Logs why an attempt failed: each reason once, whatever times and ports it names.
+    async fn explain(&self, address: &str, end: &Error, longest: u64, connected: bool) {
+        let plain = |text: &str| text.replace(|letter: char| letter.is_ascii_digit(), "");
+        let longest = longest as f64 / 1000.0;
+        let text = format!("not attached to {address} ({end}): trying again, at least every {longest} s");
+        let broke = matches!(end, Error::Lost(Code::Unavailable, _));
+        if let Some((shown, explained)) = self.state().shown.get(address)
+            && (plain(shown) == plain(&text) || broke && *explained)
+        {
+            return;
+        }
+        let why = match end {
+            Error::Lost(Code::Unavailable, text) => {
+                let look = why_unanswered(address, &self.options.credential, text, connected);
+                timeout(LOOK, look).await.unwrap_or_default()
+            }
+            _ => None,
+        };
+        let explained = why.is_some();
+        self.log(&why.map_or_else(|| text.clone(), |why| format!("{why}; trying again, at least every {longest} s")));
+        self.state().shown.insert(address.into(), (text, explained));
+    }
+
+    /// Runs one stream from its attach to its end; returns its status, how long the session was live, if it was, and whether
+    /// the bus ended it, once there was a connection.
+    async fn serve(self: &Arc<Self>, address: &str) -> (Error, Option<Duration>, bool) {
         let link = Link::new(self.options.max_in_flight);
         let mut version = self.tools.version.subscribe();
         self.declare(&link);
@@ -412,10 +428,10 @@ impl Peer {
             sleep(FAREWELL).await;
         }
         self.pause_route();
-        self.state().wire = None;
+        let connected = self.state().wire.take().is_some() && !given_up;
         link.end(end.is_ok() && drained);
         let end = end.err().unwrap_or(Error::Lost(Code::Ok, "the stream ended".into()));
-        (end, attached.map(|attached| attached.elapsed()))
+        (end, attached.map(|attached| attached.elapsed()), connected)
     }
 
     fn declare(&self, link: &Link) {

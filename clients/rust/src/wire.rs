@@ -24,14 +24,16 @@ impl Wire {
     pub async fn connect(address: &str, credential: &str) -> Result<Wire> {
         let values = read_credential(credential)?;
         let value = |name: &str| values.get(name).map_or("", String::as_str);
-        let (prefix, target) = match address.split_once(':') {
-            Some((prefix @ ("tls" | "mtls"), target)) => (prefix, target),
-            _ => ("", address),
-        };
+        let (prefix, target) = split(address);
         let (name, target) = match target.rsplit_once('@') {
             Some((name, target)) if !prefix.is_empty() => (name, target),
             _ => ("", target),
         };
+        let both = !value("key").is_empty() && !value("certificate").is_empty();
+        if prefix == "mtls" && !both {
+            let why = no_certificate(credential);
+            return Err(Error::Setup(format!("the bus at {address} asks for a client certificate, and {why}")));
+        }
         let local = ["unix:", "127.0.0.1:", "localhost:", "[::1]:"].iter().any(|host| address.starts_with(host));
         if !value("token").is_empty() && prefix.is_empty() && !local {
             return Err(Error::Setup(format!("a token is not sent to {address} in plain text: write tls:{address}")));
@@ -54,7 +56,7 @@ impl Wire {
             .keep_alive_timeout(Duration::from_secs(10));
         if !prefix.is_empty() {
             let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(value("ca")));
-            if !value("key").is_empty() && !value("certificate").is_empty() {
+            if both {
                 tls = tls.identity(Identity::from_pem(value("certificate"), value("key")));
             }
             if !name.is_empty() {
@@ -82,6 +84,82 @@ impl Wire {
             request.metadata_mut().insert("authorization", token.clone());
         }
         request
+    }
+}
+
+/// Returns the prefix of an address, `tls` or `mtls` or nothing, and what follows it.
+fn split(address: &str) -> (&str, &str) {
+    match address.split_once(':') {
+        Some((prefix @ ("tls" | "mtls"), target)) => (prefix, target),
+        _ => ("", address),
+    }
+}
+
+fn no_certificate(path: &str) -> String {
+    if path.is_empty() {
+        return "there is no credential: name its file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)".into();
+    }
+    format!(
+        "the credential {path} has none: write one with toolbus keys add NAME -o FILE, and mtls: before the address"
+    )
+}
+
+/// Returns why a server that is there does not answer, and how to fix it, where more is known than the text of tonic: that
+/// does not say that it spoke without TLS, or that the connection ended because of a client's certificate.
+pub(crate) async fn why_unanswered(address: &str, path: &str, text: &str, connected: bool) -> Option<String> {
+    let (prefix, target) = split(address);
+    if prefix.is_empty() {
+        let speaks_tls = connected && !target.starts_with("unix:") && speaks_tls(target).await;
+        return speaks_tls.then(|| {
+            format!("the server at {address} speaks TLS: write tls:{address} or mtls:{address}, and name a credential in TOOLBUS_CREDENTIAL")
+        });
+    }
+    let values = read_credential(path).unwrap_or_default();
+    let name = values.get("name").map_or("NAME", String::as_str);
+    let renewal = format!("write it anew on the machine of the bus with toolbus keys renew {name}, and copy it here");
+    let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    let server = format!("the certificate of the server at {address}");
+    Some(if has(&["InvalidContentType"]) {
+        format!(
+            "the server at {address} does not speak TLS: use the port of a listener with TLS, or write {target} for a bus of this machine"
+        )
+    } else if has(&["expired", "Expired", "not valid yet", "NotValidYet"]) {
+        format!(
+            "{server} has expired or is not valid yet: check the clock of this machine, or renew it there with toolbus keys init"
+        )
+    } else if has(&["not valid for name", "NotValidForName"]) {
+        let names = text.split_once("only valid for ").map_or("other names", |(_, names)| names);
+        let names = names.replace("DnsName(", "").replace("IpAddress(", "").replace(['"', ')'], "");
+        format!(
+            "{server} is for {names}: use one of these names in the address, or add this one there with toolbus keys init --name"
+        )
+    } else if has(&["UnknownIssuer", "BadSignature"]) && path.is_empty() {
+        format!(
+            "{server} is not signed by an authority that is trusted here: check the address, or name a credential in TOOLBUS_CREDENTIAL"
+        )
+    } else if has(&["UnknownIssuer", "BadSignature"]) {
+        format!("{server} is not signed by the ca of the credential {path}: check the address, or {renewal}")
+    } else if connected && values.contains_key("certificate") {
+        format!(
+            "the bus at {address} does not accept the certificate of the credential {path}, which has expired or is for another bus: {renewal}"
+        )
+    } else if connected {
+        format!("the bus at {address} asks for a client certificate, and {}", no_certificate(path))
+    } else {
+        return None;
+    })
+}
+
+/// Tells whether a server shows a certificate; nothing is sent to it.
+async fn speaks_tls(target: &str) -> bool {
+    let trust = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(""));
+    let Ok(endpoint) = Endpoint::from_shared(format!("https://{target}")).and_then(|each| each.tls_config(trust))
+    else {
+        return false;
+    };
+    match endpoint.connect().await {
+        Ok(_) => true,
+        Err(problem) => deepest(&problem).contains("peer certificate"),
     }
 }
 

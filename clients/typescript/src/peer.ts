@@ -111,7 +111,7 @@ export class Peer {
   private declaring = false; // whether another attach is about to be made
   private explained = false; // whether it was looked into why a bus that is there does not answer, or is not needed
   private fatal: ToolBusError | null = null; // why the bus refused tools that are to be offered all or none
-  private readonly shown = new Map<string, string>(); // why the last attempt at each bus failed, as it was logged; empty while attached
+  private readonly shown = new Map<string, Failure>(); // why the last attempt at each bus failed; empty while attached
   private readonly readers = new Map<Reader<any>, Feed>();
   private readonly subscribed = new Set<Feed>();
   private readonly catalog = new Map<string, ListedTool>(); // by source and name
@@ -177,7 +177,7 @@ export class Peer {
       if (this.refusal !== null) throw this.refusal;
       if (this.left) throw new PeerLost("UNAVAILABLE", this.left);
       const rest = end - performance.now();
-      if (rest <= 0) throw new PeerLost("DEADLINE_EXCEEDED", `no bus answered at ${this.options.address} within ${seconds} s: ${[...this.shown.values()].join("; ") || "is it running?"}`);
+      if (rest <= 0) throw new PeerLost("DEADLINE_EXCEEDED", `no bus answered at ${this.options.address} within ${seconds} s: ${[...this.shown.values()].map(({ text, why }) => why || text).join("; ") || "is it running?"}`);
       await new Promise<void>((resolve) => {
         const timer = rest === Infinity ? undefined : setTimeout(done, Math.min(rest, 2 ** 31 - 1));
         const { changed } = this;
@@ -243,7 +243,7 @@ export class Peer {
         if (this.fatal !== null) throw this.fatal;
         const again = lived < STEADY_MS && (lived < 0 || keyEnded);
         keyEnded = end.code === "UNAUTHENTICATED";
-        if (FINAL.includes(end.code) || (keyEnded && again)) throw new RequestError(end.code, end.text);
+        if (FINAL.includes(end.code) || (keyEnded && again)) throw new RequestError(end.code, this.whyRefused(address, end));
         if (lived >= STEADY_MS) failures = 0;
         if (this.left) break;
         const [first, longest] = PAUSES[end.code] ?? OTHER_PAUSES;
@@ -303,11 +303,21 @@ export class Peer {
   /** Logs why an attempt failed, once. */
   private showFailure(address: string, end: End, longest: number): void {
     const text = `not attached to ${address} (${end.code}: ${end.text}): trying again, at least every ${longest / 1000} s`;
-    if (!this.shown.get(address)?.startsWith(text)) {
+    const alike = (other = "") => other.replace(/\d+/g, "") === text.replace(/\d+/g, ""); // but for times and ports
+    const before = this.shown.get(address);
+    if (!alike(before?.text) && !(before?.why && end.code === "UNAVAILABLE")) {
       this.log(text);
-      this.shown.set(address, text);
+      this.shown.set(address, { text, why: "" });
     }
     if (end.code === "UNAVAILABLE" && !this.explained) void this.explain(address, text);
+  }
+
+  /** Returns the text of a bus that refuses this peer, with its address and what to do. */
+  private whyRefused(address: string, { code, text }: End): string {
+    const { credential } = this.options;
+    const key = credential ? `the credential ${credential}` : "no credential: name its file in TOOLBUS_CREDENTIAL";
+    const why = code === "UNIMPLEMENTED" ? `it is not a toolbus, check the address: ${text}` : code === "UNAUTHENTICATED" ? `${text} (${key})` : text;
+    return `the bus at ${address} refuses ${this.identity.source}: ${why}`;
   }
 
   private pause(ms: number): Promise<void> {
@@ -327,7 +337,7 @@ export class Peer {
     this.explained = reached;
     if (!why || this.attached !== null || this.left) return;
     this.log(why);
-    if (this.shown.get(address) === text) this.shown.set(address, `${text}: ${why}`);
+    this.shown.set(address, { text, why });
   }
 
   private declare(link: Link): void {
@@ -501,6 +511,12 @@ export class Peer {
       this.calls.close(this.left);
     }
   }
+}
+
+/** Why an attempt at a bus failed: as it was logged, and what a look at the bus has found ("" before that). */
+interface Failure {
+  readonly text: string;
+  readonly why: string;
 }
 
 /** The items of a subscription that its reader has not taken yet. */

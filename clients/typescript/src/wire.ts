@@ -120,6 +120,7 @@ export class Connection {
     }
     const pem = (value?: string) => (value ? Buffer.from(value) : null);
     const both = key && certificate;
+    if (prefix === "mtls" && !both) throw new SetupError(`the bus at ${address} asks for a client certificate, and ${noCertificate(credentialPath)}`);
     const security = prefix
       ? grpc.credentials.createSsl(pem(ca), both ? pem(key) : null, both ? pem(certificate) : null)
       : grpc.credentials.createInsecure();
@@ -158,46 +159,80 @@ export class Connection {
   }
 }
 
-/** What a look at an address shows: how to fix it, "" where there is nothing better to say, and whether anything listens. */
+/** What a look at an address shows: the reason and how to fix it, "" where there is nothing better to say, and whether anything listens. */
 export interface Look {
   readonly why: string;
   readonly reached: boolean;
 }
 
+function noCertificate(path: string): string {
+  if (!path) return "there is no credential: name its file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)";
+  return `the credential ${path} has none: write one with toolbus keys add NAME -o FILE, and mtls: before the address`;
+}
+
+type HandshakeError = NodeJS.ErrnoException & { readonly cert?: { readonly subjectaltname?: string } };
+
+/** Returns the reason for an error of a handshake, and how to fix it; "" for one that says enough. */
+function whyUntrusted(error: HandshakeError, address: string, path: string, renewal: string): string {
+  const server = `the certificate of the server at ${address}`;
+  switch (error.code) {
+    case "ERR_SSL_WRONG_VERSION_NUMBER":
+    case "ERR_SSL_PACKET_LENGTH_TOO_LONG":
+      return `the server at ${address} does not speak TLS: use the port of a listener with TLS, or write ${address.replace(/^m?tls:/, "")} for a bus of this machine`;
+    case "CERT_HAS_EXPIRED":
+    case "CERT_NOT_YET_VALID":
+      return `${server} has expired or is not valid yet: check the clock of this machine, or renew it there with toolbus keys init`;
+    case "ERR_TLS_CERT_ALTNAME_INVALID":
+      return `${server} is for ${(error.cert?.subjectaltname ?? "").replace(/(DNS|IP Address):/g, "")}: use one of these names in the address, or add this one there with toolbus keys init --name`;
+    case "SELF_SIGNED_CERT_IN_CHAIN":
+    case "DEPTH_ZERO_SELF_SIGNED_CERT":
+    case "UNABLE_TO_GET_ISSUER_CERT_LOCALLY":
+    case "UNABLE_TO_VERIFY_LEAF_SIGNATURE":
+    case "CERT_SIGNATURE_FAILURE":
+      if (!path) return `${server} is not signed by an authority that is trusted here: check the address, or name a credential in TOOLBUS_CREDENTIAL`;
+      return `${server} is not signed by the ca of the credential ${path}: check the address, or ${renewal}`;
+    default:
+      return "";
+  }
+}
+
 /**
- * Finds out why nothing answers at an address although there is a listener. gRPC does not say that it is spoken to without
- * TLS, or that the connection ended because of a client's certificate. It sends nothing secret, so it checks nothing.
+ * Finds out why nothing answers at an address although there is a listener, by a TLS handshake of its own. gRPC does not say
+ * that it is spoken to without TLS, or that the connection ended because of a client's certificate.
  */
-export function whyUnanswered(address: string, credentialPath: string): Promise<Look> {
+export function whyUnanswered(address: string, path: string): Promise<Look> {
   const [, prefix = "", host = "", port = ""] = /^(m?tls:)?\[?(.*?)\]?:(\d+)$/s.exec(address) ?? [];
   if (!port || address.includes("unix:")) return Promise.resolve({ why: "", reached: true });
-  let identity: { cert?: string; key?: string } = {};
+  let credential: Credential = {};
   try {
-    const { certificate, key } = readCredential(credentialPath);
-    if (certificate && key) identity = { cert: certificate, key };
+    credential = readCredential(path);
   } catch {
     // the attempt to connect has reported it
   }
-  const refused = identity.cert
-    ? "the bus does not accept the client certificate of the credential, which has expired or is of another authority: renew it"
-    : `the bus ends connections without a client certificate: use a credential that has one, and mtls: in place of ${prefix}`;
+  const { ca, certificate: cert, key, name = "NAME" } = credential;
+  const renewal = `write it anew on the machine of the bus with toolbus keys renew ${name}, and copy it here`;
+  const refusal = cert
+    ? `the bus at ${address} does not accept the certificate of the credential ${path}, which has expired or is for another bus: ${renewal}`
+    : `the bus at ${address} asks for a client certificate, and ${noCertificate(path)}`;
+  const options = { ALPNProtocols: ["h2"], rejectUnauthorized: prefix !== "", ...(ca ? { ca } : {}), ...(cert && key ? { cert, key } : {}) };
   return new Promise((resolve) => {
     const socket = net.connect({ host, port: Number(port) });
     const done = (why: string, reached: boolean) => {
       resolve({ why, reached });
       socket.destroy();
     };
-    let refusal = ""; // why the end of the connection is what it is; empty before the handshake
+    let shakenHands = false;
     socket.setTimeout(PROBE_MS, () => done("", true));
-    socket.on("error", () => done(refusal, refusal !== ""));
+    socket.on("error", () => done(shakenHands ? refusal : "", shakenHands));
     socket.on("connect", () => {
-      const secure = tls.connect({ socket, ALPNProtocols: ["h2"], rejectUnauthorized: false, ...identity }, () => {
-        if (!prefix) return done(`the bus at this address shows a certificate: write tls:${address}, or mtls:${address}`, true);
-        refusal = refused;
+      const secure = tls.connect({ socket, host, ...(net.isIP(host) ? {} : { servername: host }), ...options }, () => {
+        if (!prefix) return done(`the server at ${address} speaks TLS: write tls:${address} or mtls:${address}, and name a credential in TOOLBUS_CREDENTIAL`, true);
+        shakenHands = true;
         secure.write("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"); // the preface, and empty SETTINGS
       });
       secure.on("data", () => done("", true)); // the server's SETTINGS
-      for (const event of ["error", "close"]) secure.on(event, () => done(refusal, true));
+      secure.on("error", (error: HandshakeError) => done(shakenHands ? refusal : prefix && whyUntrusted(error, address, path, renewal), true));
+      secure.on("close", () => done(shakenHands ? refusal : "", true));
     });
   });
 }

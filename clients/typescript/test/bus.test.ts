@@ -332,7 +332,7 @@ test("with several addresses a plugin is at each bus, and a host goes on at the 
   await until(() => !caller.connected);
   const began = performance.now();
   assert.equal((await caller.call("where")).output, "here");
-  assert.ok(performance.now() - began < 5_000);
+  assert.ok(performance.now() - began < 20_000); // not at the end of its time
   assert.equal((await several.call("where")).output, "here");
   several.tool("late", { description: "Comes later." }, () => "late");
   await until(async () => (await caller.call("late")).output === "late");
@@ -363,7 +363,7 @@ test("tools that do not fit into one message are offered by further ones", async
 test("a bus that does not answer for the sake of TLS is explained", async () => {
   const { port, close } = await secureServer();
   try {
-    for (const [address, expected] of [[`127.0.0.1:${port}`, `write tls:127.0.0.1:${port}`], [`tls:127.0.0.1:${port}`, "without a client certificate"]] as const) {
+    for (const [address, expected] of [[`127.0.0.1:${port}`, `write tls:127.0.0.1:${port}`], [`tls:127.0.0.1:${port}`, "not signed by an authority"]] as const) {
       const said: string[] = [];
       const wrong = new Host({ address, log: (text) => said.push(text) });
       const waiting = wrong.ready().catch(() => undefined);

@@ -43,6 +43,13 @@ final class Peer {
             Status.Code.NOT_FOUND, Status.Code.PERMISSION_DENIED, Status.Code.ALREADY_EXISTS, Status.Code.UNIMPLEMENTED);
     private static final Set<Status.Code> LONG_PAUSES = Set.of(Status.Code.RESOURCE_EXHAUSTED, Status.Code.INTERNAL);
 
+    /** Why an attempt at an address failed, and whether more is known than gRPC's text. */
+    private record Failure(String text, boolean explained) {
+        static String plain(String text) {
+            return text.replaceAll("[0-9]", "");
+        }
+    }
+
     /** Names a tool among those of a source. */
     private record Key(String role, String name) {}
 
@@ -56,7 +63,7 @@ final class Peer {
     private final Map<Key, RefusedTool> refused = new LinkedHashMap<>();
     private final Map<Key, WaitingTool> waiting = new LinkedHashMap<>();
     private final Set<Key> shownWaiting = new HashSet<>();
-    private final Map<String, String> shown = new HashMap<>(); // why attempts at an address fail, as it was logged; empty while attached
+    private final Map<String, Failure> shown = new HashMap<>(); // why attempts at each address fail; empty while attached
     private long answered = -1; // the version of the tools for which the bus has answered last
     private Wire wire; // of the current stream
     private Link route; // where calls go; null without a session
@@ -240,8 +247,11 @@ final class Peer {
             boolean steady = lived && Link.seconds(link.attached) >= STEADY;
             boolean again = !lived || keyEnded && !steady;
             keyEnded = end.code() == Status.Code.UNAUTHENTICATED;
-            if (end.kind() == BusException.Kind.SETUP || FINAL.contains(end.code()) || keyEnded && again) {
+            if (end.kind() == BusException.Kind.SETUP) {
                 throw end;
+            }
+            if (FINAL.contains(end.code()) || keyEnded && again) {
+                throw refusal(address, end);
             }
             failures = steady ? 0 : failures;
             boolean slow = LONG_PAUSES.contains(end.code());
@@ -262,25 +272,34 @@ final class Peer {
         return left != null;
     }
 
-    /** Logs why an attempt failed, once. */
+    /** Returns the refusal of a bus with its address and what to do. */
+    private BusException refusal(String address, BusException end) {
+        String key = options.credential.isEmpty() ? "no credential: name its file in TOOLBUS_CREDENTIAL"
+                : "the credential " + options.credential;
+        String why = switch (end.code()) {
+            case UNIMPLEMENTED -> "it is not a toolbus, check the address: " + end.text;
+            case UNAUTHENTICATED -> end.text + " (" + key + ")";
+            default -> end.text;
+        };
+        return new BusException(end.kind(), end.code(), "the bus at " + address + " refuses " + source + ": " + why);
+    }
+
+    /** Logs why an attempt failed: each reason once, whatever times and ports it names. */
     private void explain(String address, BusException end, long longest, boolean lived) {
-        String hint = "";
-        String text = end.text;
-        if (address.startsWith("tls:") && text.matches(".*(ertificate required|CERTIFICATE_REQUIRED|unknown reason).*")) {
-            hint = ": it may ask for a client certificate, at mtls:";
-        } else if (address.startsWith("mtls:") && text.contains("ertificate")) {
-            hint = ": the certificate of the credential may have expired";
-        } else if (!lived && !address.matches("(tls|mtls|unix):.*") && text.matches(".*(unknown reason|First received frame|reset).*")) {
-            hint = ": if it shows a certificate, write tls: before the address";
-        }
-        String line = "not attached to " + address + " (" + end.getMessage() + ")" + hint + ": trying again, at least every "
-                + longest / 1000.0 + " s";
+        String again = "trying again, at least every " + longest / 1000.0 + " s";
+        String text = "not attached to " + address + " (" + end.getMessage() + "): " + again;
+        boolean broke = end.code() == Status.Code.UNAVAILABLE;
         synchronized (this) {
-            if (line.equals(shown.put(address, line))) {
+            Failure before = shown.get(address);
+            if (before != null && (broke && before.explained || Failure.plain(before.text).equals(Failure.plain(text)))) {
                 return;
             }
         }
-        log(line);
+        String why = broke && !lived ? Wire.whyUnanswered(address, options.credential, end.text) : null;
+        synchronized (this) {
+            shown.put(address, new Failure(text, why != null));
+        }
+        log(why == null ? text : why + "; " + again);
     }
 
     /** Runs one stream from its attach to its end; returns how it ended. */

@@ -25,10 +25,14 @@ import io.grpc.netty.shaded.io.netty.channel.unix.DomainSocketAddress;
 import java.io.ByteArrayInputStream;
 import java.io.IOException;
 import java.io.InputStream;
+import java.net.InetSocketAddress;
+import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFileAttributeView;
+import java.security.GeneralSecurityException;
+import java.security.cert.X509Certificate;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
@@ -39,6 +43,12 @@ import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
+import java.util.stream.Collectors;
+import javax.net.ssl.SSLContext;
+import javax.net.ssl.SSLEngine;
+import javax.net.ssl.SSLSocket;
+import javax.net.ssl.TrustManager;
+import javax.net.ssl.X509ExtendedTrustManager;
 
 /**
  * One connection, by the credential as it is now. Addresses are HOST:PORT and unix:PATH without TLS, tls:HOST:PORT and
@@ -56,6 +66,7 @@ final class Wire {
     static final MethodDescriptor<RegisterRequest, RegisterResponse> REGISTER = method(MethodDescriptor.MethodType.UNARY,
             "Register", RegisterRequest.getDefaultInstance(), RegisterResponse.getDefaultInstance());
 
+    private static final int LOOK_MILLIS = 1000; // for each step, at a server that does not answer as a bus
     private static final int WINDOW = 4 * 1024 * 1024; // bytes that may be under way
     private static final Pattern HOST_PORT = Pattern.compile("(?:\\[([0-9A-Fa-f:.]+)]|([^\\[\\]:/\\s]+)):([0-9]{1,5})");
     private static final Pattern TEXT = Pattern.compile( // of a TOML file: in one line, or between three quotes
@@ -91,6 +102,9 @@ final class Wire {
             }
             headers.put(Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER), "Bearer " + token);
         }
+        if (address.startsWith("mtls:") && !values.keySet().containsAll(Set.of("key", "certificate"))) {
+            throw BusException.setup("the bus at " + address + " asks for a client certificate, and " + noCertificate(credential));
+        }
         var matcher = HOST_PORT.matcher(target);
         NettyChannelBuilder builder;
         if (!secure && target.startsWith("unix:")) {
@@ -124,6 +138,92 @@ final class Wire {
             return trust.build();
         } catch (IOException | IllegalArgumentException problem) {
             throw BusException.setup("the credential " + credential + " cannot be used: " + problem.getMessage());
+        }
+    }
+
+    private static String noCertificate(String path) {
+        return path.isEmpty() ? "there is no credential: name its file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
+                : "the credential " + path + " has none: write one with toolbus keys add NAME -o FILE, and mtls: before the address";
+    }
+
+    /**
+     * Returns why a server that is there does not answer, and how to fix it; null where gRPC's text says as much. That does
+     * not say that it spoke without TLS, or that the connection ended because of a client's certificate.
+     */
+    static String whyUnanswered(String address, String path, String text) {
+        String target = address.substring(address.matches("m?tls:.*") ? address.indexOf(':') + 1 : 0);
+        boolean closed = text.matches("(?s).*([Cc]losed|reset|[Bb]roken pipe|unknown reason|ertificate|CERTIFICATE|frame).*");
+        if (target.equals(address)) {
+            return !closed || address.startsWith("unix:") || names(target) == null ? null : "the server at " + address
+                    + " speaks TLS: write tls:" + address + " or mtls:" + address + ", and name a credential in TOOLBUS_CREDENTIAL";
+        }
+        Map<String, String> values = readCredential(path);
+        String server = "the certificate of the server at " + address;
+        String renewal = "write it anew on the machine of the bus with toolbus keys renew " + values.getOrDefault("name", "NAME")
+                + ", and copy it here";
+        if (text.startsWith("not an SSL/TLS record")) {
+            return "the server at " + address + " does not speak TLS: use the port of a listener with TLS, or write " + target
+                    + " for a bus of this machine";
+        } else if (text.matches("Not(After|Before): .*")) {
+            return server + " has expired or is not valid yet: check the clock of this machine, or renew it there with toolbus keys init";
+        } else if (text.matches("No (subject alternative|name matching).*")) {
+            return server + " is for " + names(target) + ": use one of these names in the address, or add this one there with"
+                    + " toolbus keys init --name";
+        } else if (text.contains("certification path")) {
+            return server + " is not signed by " + (values.containsKey("ca") ? "the ca of the credential " + path
+                    + ": check the address, or " + renewal
+                    : "an authority that is trusted here: check the address, or name a credential in TOOLBUS_CREDENTIAL");
+        } else if (closed) {
+            return "the bus at " + address + (values.containsKey("certificate") ? " does not accept the certificate of the credential "
+                    + path + ", which has expired or is for another bus: " + renewal
+                    : " asks for a client certificate, and " + noCertificate(path));
+        }
+        return null;
+    }
+
+    /** Returns the names in the certificate of a server, to which nothing is sent; null where it shows none. */
+    private static String names(String target) {
+        try {
+            SSLContext context = SSLContext.getInstance("TLS");
+            context.init(null, new TrustManager[] {new AnyServer()}, null);
+            try (SSLSocket socket = (SSLSocket) context.getSocketFactory().createSocket()) {
+                int end = target.lastIndexOf(':');
+                String host = target.substring(0, end).replaceAll("[\\[\\]]", "");
+                socket.connect(new InetSocketAddress(host, Integer.parseInt(target.substring(end + 1))), LOOK_MILLIS);
+                socket.setSoTimeout(LOOK_MILLIS);
+                socket.startHandshake();
+                X509Certificate shown = (X509Certificate) socket.getSession().getPeerCertificates()[0];
+                return shown.getSubjectAlternativeNames() == null ? "other names" : shown.getSubjectAlternativeNames().stream()
+                        .map(name -> String.valueOf(name.get(1))).collect(Collectors.joining(", "));
+            }
+        } catch (IOException | GeneralSecurityException | RuntimeException problem) {
+            return null;
+        }
+    }
+
+    /** Only looks at what a server shows; of the kind that is not checked for names either. */
+    private static final class AnyServer extends X509ExtendedTrustManager {
+        @Override
+        public void checkClientTrusted(X509Certificate[] chain, String type) {}
+
+        @Override
+        public void checkClientTrusted(X509Certificate[] chain, String type, Socket socket) {}
+
+        @Override
+        public void checkClientTrusted(X509Certificate[] chain, String type, SSLEngine engine) {}
+
+        @Override
+        public void checkServerTrusted(X509Certificate[] chain, String type) {}
+
+        @Override
+        public void checkServerTrusted(X509Certificate[] chain, String type, Socket socket) {}
+
+        @Override
+        public void checkServerTrusted(X509Certificate[] chain, String type, SSLEngine engine) {}
+
+        @Override
+        public X509Certificate[] getAcceptedIssuers() {
+            return new X509Certificate[0];
         }
     }
 
