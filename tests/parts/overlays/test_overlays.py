@@ -156,6 +156,21 @@ async def test_a_retired_tool_answers_without_a_run_offered_or_not(world: World)
     assert (await world.call("gone", anything=1)).output == "gone is retired"
 
 
+async def test_the_answer_of_a_tool_that_nobody_offers_any_more_changes_with_the_file(world: World) -> None:
+    world.file.write_text('["local:gone"]\nanswer = "use plain"\ndescription = "Is no more."\n')
+    await until(lambda: world.listed()["gone"].tool.description == "Is no more.", "the new description")
+    assert (await world.call("gone")).output == "use plain"
+
+
+async def test_a_retired_tool_is_offered_once_its_name_is_free(world: World) -> None:
+    world.file.write_text('["elsewhere:plain"]\nanswer = "it is retired"\n')
+    await until(lambda: "fancy" not in world.listed() and "gone" not in world.listed(), "the new overlays")
+    assert (await world.call("plain")).output == "plain"
+    world.bus.core.program.local.remove_tool("plain")
+    await until(lambda: "plain" in world.listed(), "the retired tool")
+    assert (await world.call("plain")).output == "it is retired"
+
+
 async def test_a_changed_original_is_reported_and_an_overlay_that_does_not_fit_closes_the_tool(world: World) -> None:
     (warning,) = [each for each in world.listed()["changed"].entry.all_warnings if "it changed since" in each]
     assert "from 0000 to " in warning

@@ -30,7 +30,7 @@ class OverlaysRoom(Room):
         super().__init__(core)
         self._file = core.config.part(OverlaySettings).overlays
         self._state: Stamp = None  # of the file as it was read last; None where it cannot be read
-        self._retired: set[str] = set()  # the names of retired tools that the bus offers
+        self._retired: dict[str, Overlay] = {}  # the retired tools that the bus offers, by name
         self._overlays: Overlays | None = None  # None without a file
         if self._file is not None:
             self._state = stamp_of(self._file)
@@ -83,12 +83,13 @@ class OverlaysRoom(Room):
             source, _, name = key.rpartition(":")
             if overlay.has_answer and not registry.entries_of(source, name):
                 wanted[overlay.name or name] = overlay
-        for name in self._retired - wanted.keys():
+        for name in [name for name, overlay in self._retired.items() if wanted.get(name) != overlay]:
             local.remove_tool(name, SOURCE)
-        for name in wanted.keys() - self._retired:
+            del self._retired[name]
+        for name in wanted.keys() - self._retired.keys():
             if registry.find(name) is None:
                 local.offer(SOURCE, spec_of(_answering(name, wanted[name])))
-        self._retired = set(wanted)
+                self._retired[name] = wanted[name]
 
 
 def _answering(name: str, overlay: Overlay) -> Any:
