@@ -58,6 +58,22 @@ def test_dev_runs_a_bus_and_a_plugin_that_saving_replaces_and_a_broken_file_does
         assert len(json.loads(toolbus("list", "--json", "--bus", address).stdout)["tools"]) == 1
 
 
+def test_a_folder_that_is_away_for_a_while_is_watched_again_once_it_is_back(tmp_path: Path) -> None:
+    folder, away = tmp_path / "plugins", tmp_path / "away"
+    folder.mkdir()
+    file = folder / "greeter.py"
+    file.write_text(FILE)
+    (folder / "words.py").write_text('WORD = "Hello"')
+    with Running(tmp_path, "dev", file, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0") as dev:
+        address = address_of(dev)
+        dev.says("greeter * attached, 1 tool: greet")
+        folder.rename(away)
+        dev.says("the earlier one keeps running")
+        (away / "words.py").write_text('WORD = "Good evening"')
+        away.rename(folder)
+        until_sync(lambda: _greets(address, "Good evening, Ada"), "the answer of the folder that is back")
+
+
 def test_run_with_watch_waits_for_the_save_that_corrects_a_file_which_cannot_be_loaded(tmp_path: Path) -> None:
     file = tmp_path / "greeter.py"
     file.write_text("this is no Python")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from toolbus.bus.keys.private_files import Stamp, stamp_of
 from toolbus.errors import InvalidRequest
 from toolbus.processes.plugin_process import REPORT_VARIABLE
 from toolbus.processes.supervisor import Command, PluginReport, ReportKind, RestartPolicy, Supervisor
@@ -23,7 +25,7 @@ MAX_FILES = 2_000  # watched below the folder of a plugin; more are not looked a
 _SUFFIXES = (".py", ".toml", ".json")
 _SKIPPED = frozenset({"__pycache__", ".venv", "venv", "node_modules", ".git"})
 
-Stamps = dict[Path, tuple[int, int]]
+Stamps = dict[Path, Stamp]
 
 
 @dataclass(slots=True)
@@ -185,16 +187,9 @@ class WatchedPlugins:
         ]
 
     def _stamps(self) -> Stamps:
-        """Returns when each watched file was last written, and its size."""
-        stamps: Stamps = {}
-        for folder in {_folder(plugin.path) for plugin in self._plugins.values() if plugin.path is not None}:
-            for path in _files(folder):
-                try:
-                    status = path.stat()
-                except OSError:  # it has just been removed
-                    continue
-                stamps[path] = status.st_mtime_ns, status.st_size
-        return stamps
+        """Returns what differs for each watched file after it was written."""
+        folders = {_folder(plugin.path) for plugin in self._plugins.values() if plugin.path is not None}
+        return {path: stamp_of(path) for folder in folders for path in _files(folder)}
 
 
 def _folder(path: Path) -> Path:
@@ -202,13 +197,11 @@ def _folder(path: Path) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns the files of a plugin's folder that it may consist of."""
+    """Returns the files of a plugin's folder that it may consist of, as far as its folders can be read."""
     found: list[Path] = []
-    folders = [folder]
-    while folders and len(found) < MAX_FILES:
-        for path in sorted(folders.pop().iterdir()):
-            if path.suffix in _SUFFIXES and path.is_file():
-                found.append(path)
-            elif path.name not in _SKIPPED and not path.name.startswith(".") and path.is_dir():
-                folders.append(path)
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(each for each in folders if each not in _SKIPPED and not each.startswith("."))
+        found += (Path(place, name) for name in sorted(names) if name.endswith(_SUFFIXES))
+        if len(found) >= MAX_FILES:
+            break
     return found[:MAX_FILES]
