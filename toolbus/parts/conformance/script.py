@@ -79,7 +79,7 @@ class Scenario:
         rules: the ids of the rules that it tests.
         steps: in order.
         unix: whether the address is a unix socket.
-        access: how clients reach the bus, one of `keys.ACCESS`.
+        access: how clients reach the bus, one of `certificates.ACCESS`.
         mode: of the credential file.
         late_headers: whether the response headers come only with the first message, as older buses send them.
     """

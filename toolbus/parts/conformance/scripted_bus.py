@@ -1,6 +1,6 @@
 """Plays the bus on a real gRPC server: streams and requests wait here for the steps of a scenario.
 
-The rules of every scenario are checked on the way, by always.py.
+The rules of every scenario are checked on the way, by `Always`.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ class Line(rpc.ToolBusServiceServicer):
     """One address of the scripted bus: a server behind a proxy; scenarios call it "plugin" or "host".
 
     Args:
-        access: how clients reach it, one of `keys.ACCESS`.
+        access: how clients reach it, one of `certificates.ACCESS`.
         late_headers: whether response headers come only with the first message.
 
     Attributes:
