@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 NOBODY = 65534
 CAN_BE_NOBODY = sys.platform == "linux" and os.geteuid() == 0
@@ -28,3 +33,15 @@ def become_nobody() -> None:
     os.setgroups(())
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def refuse_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives the kernel's answer that this user may not enter a folder."""
+    stat = os.stat
+
+    def refusing(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, str | os.PathLike) and folder in Path(path).parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.parts.dropin.loaded_files import REGISTERED, call, load, load_one, names, skipped, write
 from tests.support.examples import examples
+from tests.support.other_user import refuse_entry
 from toolbus.dropin import FileProblem, load_files, load_folder, tool_files
 
 
@@ -26,6 +27,14 @@ def test_files_load_helpers_first_and_then_by_name(tmp_path: Path) -> None:
     loaded = load(tmp_path, {file: tool(file.removesuffix(".py")) for file in files})
     assert names(loaded) == ["_common", "_z", "1", "A", "Z", "a", "b"]
     assert tool_files(tmp_path) == ["_common.py", "_z.py", "1.py", "A.py", "Z.py", "a.py", "b.py"]
+
+
+def test_a_folder_that_this_user_may_not_enter_does_not_keep_the_files_beside_it_from_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lost+found").mkdir()
+    refuse_entry(tmp_path / "lost+found", monkeypatch)
+    assert names(load(tmp_path, {"a.py": tool("a")})) == ["a"]
 
 
 def test_only_visible_python_files_of_the_folder_itself_load(tmp_path: Path) -> None:

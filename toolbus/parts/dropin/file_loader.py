@@ -11,6 +11,7 @@ import builtins
 import importlib.util
 import json
 import logging
+import os
 import shlex
 import sys
 import traceback
@@ -112,7 +113,7 @@ def tool_files(folder: Path) -> list[str]:
     """
     paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     names = {path.name for path in paths if path.suffix in SUFFIXES} - {"__init__.py"}
-    names |= {f"{path.name}/{extension_entry(path)}" for path in paths if (path / EXTENSION).is_file()}
+    names |= {f"{path.name}/{extension_entry(path)}" for path in paths if os.path.isfile(path / EXTENSION)}
     return sorted(names, key=load_order)
 
 

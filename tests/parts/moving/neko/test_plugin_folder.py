@@ -13,6 +13,7 @@ import pytest
 
 from tests.docs.pages import blocks
 from tests.parts.moving.neko.folders import copied, loaded
+from tests.support.other_user import refuse_entry
 from tests.support.waiting import until, within
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
@@ -266,3 +267,12 @@ def test_a_folder_of_plugins_leaves_out_those_that_are_disabled_and_no_other(tmp
     assert [each.name for each in wanted_folders(tmp_path, found)] == ["not_toml", "weather"]
     named = tmp_path / "disabled"
     assert wanted_folders(named, plugin_folders(named)) == [named]
+
+
+def test_a_folder_that_this_user_may_not_enter_is_no_plugin_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied("weather", tmp_path)
+    (tmp_path / "lost+found").mkdir()
+    refuse_entry(tmp_path / "lost+found", monkeypatch)
+    assert [each.name for each in plugin_folders(tmp_path)] == ["weather"]

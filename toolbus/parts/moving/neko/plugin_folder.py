@@ -287,8 +287,8 @@ class PluginManifest:
 
 
 def is_plugin_folder(path: Path) -> bool:
-    """Tells whether a path is the folder of a plugin."""
-    return (path / MANIFEST).is_file()
+    """Tells whether a path is the folder of a plugin, as far as this user can see."""
+    return os.path.isfile(path / MANIFEST)
 
 
 def plugin_folders(path: Path) -> list[Path]:
