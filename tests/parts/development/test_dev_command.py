@@ -85,3 +85,20 @@ def test_run_with_watch_waits_for_the_save_that_corrects_a_file_which_cannot_be_
             _write(file, FILE)
             running.says("greeter * attached, 1 tool: greet")
             assert _greets(address, "Hello, Ada")
+
+
+ANY = """
+from toolbus import Plugin
+plugin = Plugin("odd")
+@plugin.tool(parameters={"type": "object", "properties": {"value": True}, "required": ["value", "more"]})
+def keep(value: object, more: object) -> str:
+    "Keeps anything."
+    return "kept"
+"""
+
+
+def test_the_call_to_try_has_a_word_for_arguments_that_may_be_anything(tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(ANY)
+    with Running(tmp_path, "dev", file, "--grpc", "127.0.0.1:0", "--http", "off") as dev:
+        dev.says(f"try it: toolbus call keep value=TEXT more=TEXT --bus {address_of(dev)}")

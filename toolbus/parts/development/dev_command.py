@@ -160,8 +160,10 @@ def example_call(bus: Bus, name: str) -> str:
     return shlex.join(["toolbus", "call", name, *words, *where])
 
 
-def _example(schema: dict[str, Any]) -> str:
+def _example(schema: Any) -> str:
     """Returns a value of a schema as a word of the command line."""
+    if not isinstance(schema, dict):  # `true`: any value
+        return "TEXT"
     for value in (schema.get("default"), *schema.get("examples", ()), *schema.get("enum", ())):
         if value is not None:
             return value if isinstance(value, str) else json.dumps(value)
