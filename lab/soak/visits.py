@@ -38,8 +38,9 @@ from toolbus.v1 import tool_pb2 as pb
 NAME = "visits"
 SECONDS = 60.0  # that a visit may take, on a slow machine too
 BOUNDED = 50  # names that come again and again
-# 100 tools that come and go are 200 changes of the catalog, of which a bus keeps 10,000: after 60 crowds it has more.
-CROWD, CROWDS, CROWD_EVERY = 100, 60, 1.0
+# 100 tools that come and go are 200 changes of the catalog; a bus keeps 10,000 of these, and as many counts of tools
+# that have left and of what a source wrote into the audit: after 110 crowds it has no more of any.
+CROWD, CROWDS, CROWD_EVERY = 100, 110, 1.0
 BROKEN = ("leak",)
 LEAKED = 100  # connections of one visit
 DIALECTS = ("openai", "anthropic", "gemini", "mcp")
@@ -131,12 +132,13 @@ class Visits:
             await twin.close()
 
     async def crowd(self, number: int) -> None:
-        """A plugin with many new tools comes and goes, during the warm-up.
+        """A plugin with many new tools comes and goes, and as many sources with a tool each, during the warm-up.
 
-        That fills what the bus caches up to a limit: changes of the catalog, compiled schemas.
+        That fills what the bus caches up to a limit: changes of the catalog, compiled schemas, counts by tool.
         """
         if number > CROWDS:
             return
+        await asyncio.gather(*(self._pass_by(f"passing_{number}_{each}") for each in range(CROWD)))
         crowd = Plugin(f"crowd-{number}", address=self._address)
         for each in range(number * CROWD, (number + 1) * CROWD):
             crowd.add_tool(_echo, name=f"crowd_{each}", description="One of many.", parameters=_schema(each))
@@ -300,6 +302,12 @@ class Visits:
             yield f"127.0.0.1:{line.port}"
         finally:
             await line.close()
+
+    async def _pass_by(self, name: str) -> None:
+        """A source registers a tool, which is called once, and leaves."""
+        await self._register(name, name, self._url, 1)
+        await self._invoke(name, "OK")
+        await self._post("clear", {"source": name, "role": None})
 
     async def _register(self, name: str, source: str, url: str, number: int, role: str | None = None) -> None:
         body = {"name": name, "description": f"Number {number}.", "parameters": _schema(number)}
