@@ -25,8 +25,7 @@ from toolbus.parts.models.dialects.conversation import (
     Turn,
     Usage,
 )
-from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export, ToolWriter
-from toolbus.parts.models.dialects.provider_results import NO_IMAGES, ImageRule
+from toolbus.parts.models.dialects.export import Export, ToolWriter
 from toolbus.parts.models.dialects.wire_names import NameTable
 
 ToolChoice: TypeAlias = str
@@ -93,21 +92,7 @@ class TurnStream(ABC):
 
 
 class Dialect(ToolWriter):
-    """How one provider writes tools, calls and results.
-
-    Class attributes:
-        accepted_images: which images in results its models accept.
-
-    Args:
-        images: False for a model, or a server that only speaks the dialect, that refuses images: the text of a result
-            then describes them.
-    """
-
-    accepted_images: ClassVar[ImageRule] = NO_IMAGES
-
-    def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True) -> None:
-        super().__init__(max_cached_schemas)
-        self.images = self.accepted_images if images else NO_IMAGES
+    """How one provider writes tools, calls and results."""
 
     @abstractmethod
     def parse(self, answer: Any, names: NameTable) -> Turn:
@@ -158,6 +143,23 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
             if isinstance(dump, Mapping):
                 return dump
     raise TypeError(f"a {type(value).__name__} is not an answer of a model: give a mapping or an object of its SDK")
+
+
+def string(message: Mapping[str, Any], key: str) -> str:
+    """Returns a text of a message; "" if it is missing."""
+    value = message.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def mapping(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Returns an object of a message; an empty one if it is missing."""
+    value = message.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def objects(value: Any) -> list[Json]:
+    """Returns the objects in a list; none of any other value."""
+    return [dict(each) for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from toolbus.parts.models.dialects.conversation import Json
+from toolbus.parts.models.dialects.provider_results import NO_IMAGES, ImageRule
 from toolbus.parts.models.dialects.schemas.schema_rules import (
     Inexpressible,
     Loss,
@@ -86,6 +87,11 @@ class ToolWriter(ABC):
         schema_rules: which part of JSON Schema it accepts; an instance may have its own rules.
         plain_rules: the part that those of its servers accept that refuse more; None if all accept the same.
         max_tools: how many tools it takes in one request or session; None if not published.
+        accepted_images: which images in results its models accept.
+
+    Args:
+        images: False for a model, or a server that only speaks the dialect, that refuses images: the text of a result
+            then describes them.
     """
 
     name: ClassVar[str]
@@ -93,8 +99,10 @@ class ToolWriter(ABC):
     schema_rules: SchemaRules
     plain_rules: ClassVar[SchemaRules | None] = None
     max_tools: ClassVar[int | None] = None
+    accepted_images: ClassVar[ImageRule] = NO_IMAGES
 
-    def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS) -> None:
+    def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True) -> None:
+        self.images = self.accepted_images if images else NO_IMAGES
         # Whether the provider enforces schemas: False never; None for schemas that qualify unchanged; True also for
         # those whose optional properties are rewritten. Only dialects of such providers change it.
         self.strict: bool | None = False

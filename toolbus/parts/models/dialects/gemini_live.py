@@ -24,11 +24,14 @@ from toolbus.parts.models.dialects.dialect import (
     RealtimeParser,
     ResponseEnded,
     as_mapping,
+    mapping,
+    objects,
+    string,
 )
 from toolbus.parts.models.dialects.endings import LIVE_ENDINGS, NAMELESS
 from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.gemini import MAX_DECLARATIONS, declaration, response_object, snake_case
-from toolbus.parts.models.dialects.openai_event_parser import arguments, mapping, string
+from toolbus.parts.models.dialects.openai_event_parser import arguments
 from toolbus.parts.models.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
 from toolbus.parts.models.dialects.token_usage import gemini_usage
 from toolbus.parts.models.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
@@ -78,37 +81,35 @@ class _LiveParser(RealtimeParser):
 
     def feed(self, event: Any) -> list[RealtimeEvent]:
         try:
-            message = as_mapping(event)
+            message = snake_case(as_mapping(event))
         except TypeError:
             return []
-        content = _first_mapping(message, "server_content", "serverContent")
-        deltas = _deltas(content)
-        events: list[RealtimeEvent] = [*self.joiner.join(deltas)]
-        events += self._calls(_first_mapping(message, "tool_call", "toolCall"))
-        ids = _first_list(_first_mapping(message, "tool_call_cancellation", "toolCallCancellation"), "ids")
-        if cancelled := tuple(each for each in ids if isinstance(each, str)):
+        content = snake_case(mapping(message, "server_content"))
+        events: list[RealtimeEvent] = [*self.joiner.join(_deltas(content))]
+        events += self._calls(snake_case(mapping(message, "tool_call")))
+        ids = mapping(message, "tool_call_cancellation").get("ids")
+        if cancelled := tuple(each for each in ids if isinstance(each, str)) if isinstance(ids, list | tuple) else ():
             events.append(CallsCancelled(cancelled, answers=False))
-        self._usage = _first_mapping(message, "usage_metadata", "usageMetadata") or self._usage
+        self._usage = snake_case(mapping(message, "usage_metadata")) or self._usage
         self._interrupted = self._interrupted or content.get("interrupted") is True
-        if content.get("turn_complete") is True or content.get("turnComplete") is True:
+        if content.get("turn_complete") is True:
             events.append(self._turn_end(content))
         return events
 
     def _turn_end(self, content: Mapping[str, Any]) -> ResponseEnded:
         """Returns the end of a turn. It has no id, and its calls came as responses of their own."""
-        given = content.get("turn_complete_reason") or content.get("turnCompleteReason")
+        given = content.get("turn_complete_reason")
         word = str(getattr(given, "value", given) or ("interrupted" if self._interrupted else ""))
         ending, reason = LIVE_ENDINGS.get(word.lower(), "refused"), word
         if ending == "complete":
             ending, reason = ("failed", NAMELESS) if self._nameless else ("complete", "")
-        usage = gemini_usage(snake_case(self._usage))
+        usage = gemini_usage(self._usage)
         self._interrupted, self._nameless, self._usage = False, False, {}
         return ResponseEnded("", ending, reason, usage)
 
     def _calls(self, tool_call: Mapping[str, Any]) -> list[ModelCall]:
         """Returns the calls of one message, which are answered together."""
-        entries = _first_list(tool_call, "function_calls", "functionCalls")
-        function_calls = [each for each in entries if isinstance(each, Mapping)]
+        function_calls = objects(tool_call.get("function_calls"))
         message_id = f"tool_call_{next(self._numbers)}" if function_calls else ""
         calls = []
         for each in function_calls:
@@ -126,18 +127,9 @@ class _LiveParser(RealtimeParser):
 def _deltas(content: Mapping[str, Any]) -> list[Delta]:
     """Returns the model's text, or the transcript of its speech."""
     deltas = []
-    for part in _first_list(_first_mapping(content, "model_turn", "modelTurn"), "parts"):
-        if isinstance(part, Mapping) and (text := string(part, "text")):
+    for part in objects(mapping(content, "model_turn").get("parts")):
+        if text := string(part, "text"):
             deltas.append(Delta("reasoning" if part.get("thought") is True else "text", text))
-    if text := string(_first_mapping(content, "output_transcription", "outputTranscription"), "text"):
+    if text := string(mapping(content, "output_transcription"), "text"):
         deltas.append(Delta("text", text))
     return deltas
-
-
-def _first_mapping(message: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    return next((value for key in keys if (value := mapping(message, key))), {})
-
-
-def _first_list(message: Mapping[str, Any], *keys: str) -> Sequence[Any]:
-    values = (message.get(key) for key in keys)
-    return next((value for value in values if isinstance(value, list | tuple)), ())

@@ -24,7 +24,7 @@ from toolbus.parts.models.dialects.conversation import (
     Usage,
     model_call,
 )
-from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping, mapping, objects
 from toolbus.parts.models.dialects.endings import OPENAI_CHAT_ENDINGS, ended_turn, list_parts
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.parts.models.dialects.history import (
@@ -52,8 +52,8 @@ _OTHER_KEYS = ("audio", "images")  # of a message, besides text, reasoning and c
 
 def _filters(choice: Mapping[str, Any]) -> str:
     """Returns which of Azure's filters stopped an answer."""
-    results = _object(choice.get("content_filter_results"))
-    return list_parts(*(name for name, result in results.items() if _object(result).get("filtered") is True))
+    results = mapping(choice, "content_filter_results")
+    return list_parts(*(name for name in results if mapping(results, name).get("filtered") is True))
 
 
 def read_message(
@@ -67,7 +67,7 @@ def read_message(
     text, thinking = _text_and_thinking(message.get("content"))
     refusal = _refusal(message)
     _, reasoning = reasoning_of(message)
-    entries = _objects(message.get("tool_calls"))
+    entries = objects(message.get("tool_calls"))
     calls = unique_calls(call for place, entry in enumerate(entries) if (call := _call(entry, place, names)).wire_name)
     return ended_turn(
         OPENAI_CHAT_ENDINGS,
@@ -87,14 +87,12 @@ def read_message(
 
 def _refusal(message: Mapping[str, Any]) -> str:
     """Returns the text with which the model refuses to answer: of the message, or of a part of its content."""
-    if refusal := _string(message.get("refusal")):
-        return refusal
-    content = message.get("content")
-    return "".join(_string(part.get("refusal")) for part in _objects(content)) if isinstance(content, list) else ""
+    parts = (_string(part.get("refusal")) for part in objects(message.get("content")))
+    return _string(message.get("refusal")) or "".join(parts)
 
 
 def _call(entry: Mapping[str, Any], place: int, names: NameTable) -> ModelCall:
-    function = _object(entry.get("function"))
+    function = mapping(entry, "function")
     index = entry.get("index")
     call = model_call(
         names,
@@ -103,14 +101,6 @@ def _call(entry: Mapping[str, Any], place: int, names: NameTable) -> ModelCall:
         joined_pieces([arguments_text(function.get("arguments"))]),
     )
     return replace(call, extra={key: value for key, value in entry.items() if key not in _CALL_KEYS})
-
-
-def _object(value: Any) -> Json:
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(value: Any) -> list[Json]:
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, (list, tuple)) else []
 
 
 def _string(value: Any) -> str:
@@ -162,13 +152,13 @@ class ChatStream(TurnStream):
         if usage := event.get("usage"):
             self._usage = usage
         deltas: list[Delta] = []
-        for choice in _objects(event.get("choices")):
+        for choice in objects(event.get("choices")):
             if choice.get("index"):
                 continue  # an alternative answer, which was not requested
             if choice.get("error"):
                 raise EndpointError.of(choice)
             self._began = True
-            deltas += self._take(_object(choice.get("delta")))
+            deltas += self._take(mapping(choice, "delta"))
             if stop := choice.get("finish_reason"):
                 self._stop, self._reason = _string(stop), _filters(choice)
             self._usage = choice.get("usage") or self._usage  # Moonshot
@@ -188,7 +178,7 @@ class ChatStream(TurnStream):
         self._reasoning.append(reasoning or thinking)
         self._text.append(text)
         self._refusal.append(refusal)
-        for entry in _objects(delta.get("tool_calls")):
+        for entry in objects(delta.get("tool_calls")):
             self._partial(entry).take(entry, self._names)
         return [Delta("reasoning", reasoning or thinking), Delta("text", text), Delta("text", refusal)]
 
@@ -225,7 +215,7 @@ class _PartialCall:
         self._extra: Json = {}  # all other keys, to be echoed
 
     def take(self, entry: Json, names: NameTable) -> None:
-        function = _object(entry.get("function"))
+        function = mapping(entry, "function")
         self.id = _string(entry.get("id")) or self.id
         if piece := _string(function.get("name")):
             self.name = join_name(self.name, piece, names)
@@ -240,7 +230,7 @@ class _PartialCall:
         still arriving. Servers that give every call the number 0 are recognized by arguments that begin again behind a
         complete call, and by the name of another tool with another id.
         """
-        function = _object(entry.get("function"))
+        function = mapping(entry, "function")
         piece = _string(function.get("name"))
         if not piece or not self.name:
             return False
@@ -340,13 +330,13 @@ class OpenAIChat(PairedDialect):
         answer = as_mapping(answer)
         if answer.get("error"):
             raise EndpointError.of(answer)
-        choices = _objects(answer.get("choices"))
+        choices = objects(answer.get("choices"))
         if not choices:
             raise EndpointError("it answered without choices", answer)
         choice = choices[0]
         if choice.get("error"):
             raise EndpointError.of(choice)
-        message, stop = _object(choice.get("message")), choice.get("finish_reason")
+        message, stop = mapping(choice, "message"), choice.get("finish_reason")
         return read_message(message, names, stop, chat_usage(answer.get("usage")), _filters(choice))
 
     def stream(self, names: NameTable) -> TurnStream:
@@ -372,7 +362,7 @@ class OpenAIChat(PairedDialect):
     def echo(self, turn: Turn) -> list[Json] | None:
         message = copy.deepcopy(dict(turn.raw[0]))
         # Calls without a name are neither made nor echoed.
-        entries = [each for each in _objects(message.get("tool_calls")) if _object(each.get("function")).get("name")]
+        entries = [each for each in objects(message.get("tool_calls")) if mapping(each, "function").get("name")]
         if len(entries) != len(turn.calls):
             return None
         message["role"] = "assistant"
@@ -438,6 +428,11 @@ def nested_tool(wire_name: str, tool: Tool, schema: Json) -> Json:
     """Returns a tool as chat completions, and providers that followed them, declare it."""
     function: Json = {"name": wire_name, "description": tool.description, "parameters": schema}
     return {"type": "function", "function": function}
+
+
+def flat_tool(wire_name: str, tool: Tool, schema: Json) -> Json:
+    """Returns a tool as Responses and realtime sessions declare it: its name is beside its type."""
+    return {"type": "function", "name": wire_name, "description": tool.description, "parameters": schema}
 
 
 def chat_request(

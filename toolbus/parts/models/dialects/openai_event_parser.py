@@ -26,6 +26,9 @@ from toolbus.parts.models.dialects.dialect import (
     SpeechBegan,
     SpeechEnded,
     as_mapping,
+    mapping,
+    objects,
+    string,
 )
 from toolbus.parts.models.dialects.endings import NAMELESS, REALTIME_ENDINGS
 from toolbus.parts.models.dialects.history import arguments_text
@@ -142,11 +145,9 @@ class OpenAIEventParser(RealtimeParser):
         response_id = string(response, "id") or self._response_of(event)
         cancelled = event["type"] == "response.cancelled" or response.get("status") == "cancelled"
         calls: list[RealtimeEvent] = []
-        outputs = response.get("output")
-        if isinstance(outputs, list | tuple) and not cancelled:
-            for item in outputs:  # found by its ids alone: its place in this list may differ from its output_index
-                if isinstance(item, Mapping):
-                    calls += self._item_complete({"response_id": response_id, "item": item})
+        for item in [] if cancelled else objects(response.get("output")):
+            # Found by its ids alone: its place in this list may differ from its output_index.
+            calls += self._item_complete({"response_id": response_id, "item": item})
         if response.get("status") in (None, "completed") and not cancelled:
             for call in self._calls_of(response_id):
                 calls += self._report(call, {}) if call.ended else []
@@ -227,21 +228,9 @@ def _error(event: Mapping[str, Any]) -> list[RealtimeEvent]:
     return [ResponseRefused()] if string(mapping(event, "error"), "code") == BUSY else []
 
 
-def string(message: Mapping[str, Any], key: str) -> str:
-    """Returns a text of a message; "" if it is missing."""
-    value = message.get(key)
-    return value if isinstance(value, str) else ""
-
-
 def arguments(message: Mapping[str, Any], key: str) -> str:
     """Returns a call's arguments as text, whether they came as text or as an object; "" if missing."""
     try:
         return arguments_text(message.get(key))
     except (TypeError, ValueError, RecursionError):  # an object that is not JSON
         return ""
-
-
-def mapping(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns an object of a message; an empty one if it is missing."""
-    value = message.get(key)
-    return value if isinstance(value, Mapping) else {}

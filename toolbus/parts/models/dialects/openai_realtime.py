@@ -13,11 +13,10 @@ from typing import Any, ClassVar, Literal, get_args
 from toolbus.errors import SetupError
 from toolbus.parts.models.dialects.conversation import Answered, Json
 from toolbus.parts.models.dialects.dialect import RealtimeDialect, RealtimeParser, ToolChoice
-from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export, LeftOut
-from toolbus.parts.models.dialects.openai_chat import nested_tool
+from toolbus.parts.models.dialects.export import Export, LeftOut
+from toolbus.parts.models.dialects.openai_chat import flat_tool, nested_tool
 from toolbus.parts.models.dialects.openai_event_parser import OpenAIEventParser
 from toolbus.parts.models.dialects.provider_results import (
-    NO_IMAGES,
     OPENAI_REALTIME_IMAGES,
     ImageRule,
     answer_text,
@@ -35,19 +34,15 @@ class OpenAIEventsDialect(RealtimeDialect):
     """The common part of providers with OpenAI's realtime events.
 
     Class attributes:
-        accepted_images: which images in results its models accept.
-
-    Args:
-        images: False for a model that refuses images: the text of a result then describes them.
+        nests_tools: whether a tool's name is under `function`, as in chat completions.
     """
 
     name_rule: ClassVar[NameRule] = PLAIN_NAMES
     schema_rules: SchemaRules = OPENAI_SCHEMAS
-    accepted_images: ClassVar[ImageRule] = NO_IMAGES
+    nests_tools: ClassVar[bool] = False
 
-    def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True) -> None:
-        super().__init__(max_cached_schemas)
-        self.images = self.accepted_images if images else NO_IMAGES
+    def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        return (nested_tool if self.nests_tools else flat_tool)(wire_name, tool, schema)
 
     def session_update(self, export: Export) -> Json:
         return {"type": "session.update", "session": self.session(export)}
@@ -77,21 +72,7 @@ class OpenAIEventsDialect(RealtimeDialect):
         return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
-class FlatTools(OpenAIEventsDialect):
-    """Providers that expect a tool's name beside its type."""
-
-    def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        return {"type": "function", "name": wire_name, "description": tool.description, "parameters": schema}
-
-
-class NestedTools(OpenAIEventsDialect):
-    """Providers that expect a tool's name under `function`, as in chat completions."""
-
-    def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        return nested_tool(wire_name, tool, schema)
-
-
-class OpenAIRealtime(FlatTools):
+class OpenAIRealtime(OpenAIEventsDialect):
     """OpenAI's own sessions."""
 
     name: ClassVar[str] = "openai-realtime"
@@ -127,7 +108,7 @@ def with_choice(session: Json) -> Json:
 Mode = Literal["audio", "text"]
 
 
-class GlmRealtime(FlatTools):
+class GlmRealtime(OpenAIEventsDialect):
     """GLM.
 
     In text mode it calls no tools: `export` then leaves all of them out with that reason, and an update of the session
@@ -174,23 +155,25 @@ class _GlmParser(OpenAIEventParser):
 
 # The provider refuses a session with both tools and its own search, so tools switch `enable_search` off. An update that
 # removes all tools does not change it: the owner of the session decides whether to search then.
-class QwenRealtime(NestedTools):
+class QwenRealtime(OpenAIEventsDialect):
     """Qwen Omni."""
 
     name: ClassVar[str] = "qwen-realtime"
+    nests_tools: ClassVar[bool] = True
 
     def session(self, export: Export) -> Json:
         session = super().session(export)
         return {**session, "enable_search": False} if export.tools else session
 
 
-class StepFunRealtime(NestedTools):
+class StepFunRealtime(OpenAIEventsDialect):
     """StepFun."""
 
     name: ClassVar[str] = "stepfun-realtime"
+    nests_tools: ClassVar[bool] = True
 
 
-class Grok(FlatTools):
+class Grok(OpenAIEventsDialect):
     """Grok."""
 
     name: ClassVar[str] = "grok"

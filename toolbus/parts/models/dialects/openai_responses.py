@@ -19,7 +19,7 @@ from toolbus.parts.models.dialects.call_arguments import (
     unique_calls,
 )
 from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, Usage, model_call
-from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping, objects
 from toolbus.parts.models.dialects.endings import RESPONSES_ENDINGS, ended_turn
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.parts.models.dialects.history import (
@@ -30,6 +30,7 @@ from toolbus.parts.models.dialects.history import (
     exported_tools,
     valid_arguments_text,
 )
+from toolbus.parts.models.dialects.openai_chat import flat_tool
 from toolbus.parts.models.dialects.provider_results import OPENAI_IMAGES, answer_text, data_url
 from toolbus.parts.models.dialects.schemas.schema_rules import GRAMMAR_SCHEMAS, OPENAI_SCHEMAS
 from toolbus.parts.models.dialects.token_usage import responses_usage
@@ -45,10 +46,6 @@ def _whole_turn(
 ) -> Turn:
     stop = (answer.get("incomplete_details") or {}).get("reason") or answer.get("status") or ""
     return turn_of(output, names, str(stop), responses_usage(answer.get("usage")), faults)
-
-
-def _objects(value: Any) -> list[Json]:
-    return [dict(entry) for entry in value or () if isinstance(entry, Mapping)]
 
 
 def turn_of(
@@ -75,7 +72,7 @@ def turn_of(
     ]
     contents = [item.get("content") for item in output if item.get("type") == "message"]
     text = "".join(map(_text, contents))
-    refusal = "".join(str(part.get("refusal") or "") for content in contents for part in _objects(content))
+    refusal = "".join(str(part.get("refusal") or "") for content in contents for part in objects(content))
     reasoning = [item for item in output if item.get("type") == "reasoning"]
     return ended_turn(
         RESPONSES_ENDINGS,
@@ -96,7 +93,7 @@ def _text(content: Any) -> str:
     """Returns the text of content, which is a text or a list of parts, refusals among them."""
     if isinstance(content, str):
         return content
-    return "".join(str(part.get("text") or part.get("refusal") or "") for part in _objects(content))
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in objects(content))
 
 
 class ResponseStream(TurnStream):
@@ -141,7 +138,7 @@ class ResponseStream(TurnStream):
         response = self._response or {}  # some servers end with an empty response
         if response.get("error"):
             raise EndpointError.of(response)
-        final = [self._final(place, item) for place, item in enumerate(_objects(response.get("output")))]
+        final = [self._final(place, item) for place, item in enumerate(objects(response.get("output")))]
         # The response has all items, but for calls that a server left out of it.
         rest = [each for each in self._items if each not in final and (not final or each.is_call)]
         whole = [each.whole() for each in [*final, *rest]]
@@ -188,7 +185,7 @@ class ResponseStream(TurnStream):
         delta = str(event.get("delta") or "")
         item = self._item_of(event, {"type": "message", "role": "assistant", "status": "incomplete"}).item
         kind, key = ("refusal", "refusal") if event.get("type") == "response.refusal.delta" else ("output_text", "text")
-        content = item["content"] = _objects(item.get("content"))
+        content = item["content"] = objects(item.get("content"))
         if not content or content[-1].get("type") != kind:
             content.append({"type": kind, key: ""} | ({"annotations": []} if kind == "output_text" else {}))
         content[-1][key] += delta
@@ -293,23 +290,17 @@ class OpenAIResponses(PairedDialect):
         self.strict = strict
 
     def write_strict_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        return {**self.write_tool(wire_name, tool, schema), "strict": True}
+        return {**flat_tool(wire_name, tool, schema), "strict": True}
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         # Strict is the default of this API, and refuses every schema with an optional property.
-        return {
-            "type": "function",
-            "name": wire_name,
-            "description": tool.description,
-            "parameters": schema,
-            "strict": False,
-        }
+        return {**flat_tool(wire_name, tool, schema), "strict": False}
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
         answer = as_mapping(answer)
         if answer.get("error"):
             raise EndpointError.of(answer)
-        return _whole_turn(answer, _objects(answer.get("output")), names)
+        return _whole_turn(answer, objects(answer.get("output")), names)
 
     def stream(self, names: NameTable) -> TurnStream:
         return ResponseStream(names)

@@ -6,6 +6,7 @@ reasoning. `Usage` always includes both.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -16,84 +17,64 @@ from toolbus.parts.models.dialects.conversation import Usage, add_counts
 from toolbus.parts.models.dialects.export import Export
 
 
-def chat_usage(usage: Any) -> Usage | None:
-    """Reads usage of chat completions; None if it is missing."""
-    if not isinstance(usage, Mapping):
-        return None
-    # `details`; before them DeepSeek's key, and Moonshot's
-    cached = (_detail(usage, "prompt_tokens_details", "cached_tokens"), usage.get("prompt_cache_hit_tokens"))
-    return _usage(
-        usage.get("prompt_tokens"),
-        usage.get("completion_tokens"),
-        _first(*cached, usage.get("cached_tokens")),
-        _detail(usage, "completion_tokens_details", "reasoning_tokens"),
-    )
+class _UsageReader:
+    """Reads the usage of one provider; None if it is missing.
+
+    Args:
+        fields: of the input, the output, cached tokens and reasoning. ``+`` adds fields, ``|`` takes the first that has
+            a count, ``.`` looks into an object.
+    """
+
+    def __init__(self, *fields: str) -> None:
+        self._fields = [[each.split("|") for each in field.replace(" ", "").split("+")] for field in fields]
+
+    def __call__(self, usage: Any) -> Usage | None:
+        if not isinstance(usage, Mapping):
+            return None
+        given, written, cached, reasoning = (self._sum(usage, field) for field in self._fields)
+        if given is None and written is None:
+            return None
+        return Usage(given or 0, written or 0, cached, reasoning)
+
+    @staticmethod
+    def _sum(usage: Mapping[str, Any], field: list[list[str]]) -> int | None:
+        counts = [next((count for path in each if (count := _count(usage, path)) is not None), None) for each in field]
+        return functools.reduce(add_counts, counts)
 
 
-def responses_usage(usage: Any) -> Usage | None:
-    """Reads usage of Responses and of realtime sessions; None if it is missing."""
-    if not isinstance(usage, Mapping):
-        return None
-    cached = (_detail(usage, f"input_{each}_details", "cached_tokens") for each in ("tokens", "token"))
-    return _usage(
-        usage.get("input_tokens"),
-        usage.get("output_tokens"),
-        _first(*cached),
-        _detail(usage, "output_tokens_details", "reasoning_tokens"),
-    )
-
-
-def anthropic_usage(usage: Any) -> Usage | None:
-    """Reads usage of Messages; None if it is missing."""
-    if not isinstance(usage, Mapping):
-        return None
-    counts = [_count(usage.get(key)) for key in ("input_tokens", "cache_creation_input_tokens")]
-    cached = _count(usage.get("cache_read_input_tokens"))
-    given = [count for count in (*counts, cached) if count is not None]
-    return _usage(
-        sum(given) if given else None,
-        usage.get("output_tokens"),
-        cached,
-        _detail(usage, "output_tokens_details", "thinking_tokens"),
-    )
-
-
-def gemini_usage(usage: Any) -> Usage | None:
-    """Reads the usage metadata of Gemini, with the SDK's keys; None if it is missing."""
-    if not isinstance(usage, Mapping):
-        return None
-    thoughts = _count(usage.get("thoughts_token_count"))
-    output = _count(_first(usage.get("candidates_token_count"), usage.get("response_token_count")))
-    prompt = add_counts(_count(usage.get("prompt_token_count")), _count(usage.get("tool_use_prompt_token_count")))
-    return _usage(prompt, add_counts(output, thoughts), usage.get("cached_content_token_count"), thoughts)
-
-
-def ollama_usage(answer: Mapping[str, Any]) -> Usage | None:
-    """Reads the counts of Ollama's last chunk; None if they are missing."""
-    return _usage(
-        answer.get("prompt_eval_count"), answer.get("eval_count"), answer.get("prompt_eval_cached_count"), None
-    )
-
-
-def _usage(input_tokens: Any, output_tokens: Any, cached: Any, reasoning: Any) -> Usage | None:
-    given, written = _count(input_tokens), _count(output_tokens)
-    if given is None and written is None:
-        return None
-    return Usage(given or 0, written or 0, _count(cached), _count(reasoning))
-
-
-def _count(value: Any) -> int | None:
+def _count(usage: Any, path: str) -> int | None:
     """Returns a count; None for any other value."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    for key in path.split("."):
+        usage = usage.get(key) if isinstance(usage, Mapping) else None
+    return usage if isinstance(usage, int) and not isinstance(usage, bool) and usage >= 0 else None
 
 
-def _detail(usage: Mapping[str, Any], key: str, name: str) -> Any:
-    details = usage.get(key)
-    return details.get(name) if isinstance(details, Mapping) else None
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
+chat_usage = _UsageReader(
+    "prompt_tokens",
+    "completion_tokens",
+    # DeepSeek's key, and Moonshot's, are of before there were details
+    "prompt_tokens_details.cached_tokens | prompt_cache_hit_tokens | cached_tokens",
+    "completion_tokens_details.reasoning_tokens",
+)
+responses_usage = _UsageReader(  # of realtime sessions too
+    "input_tokens",
+    "output_tokens",
+    "input_tokens_details.cached_tokens | input_token_details.cached_tokens",
+    "output_tokens_details.reasoning_tokens",
+)
+anthropic_usage = _UsageReader(
+    "input_tokens + cache_creation_input_tokens + cache_read_input_tokens",
+    "output_tokens",
+    "cache_read_input_tokens",
+    "output_tokens_details.thinking_tokens",
+)
+gemini_usage = _UsageReader(  # with the keys of its SDK
+    "prompt_token_count + tool_use_prompt_token_count",
+    "candidates_token_count | response_token_count + thoughts_token_count",
+    "cached_content_token_count",
+    "thoughts_token_count",
+)
+ollama_usage = _UsageReader("prompt_eval_count", "eval_count", "prompt_eval_cached_count", "")
 
 
 # Every provider has its own tokenizer, and most of them have to be downloaded. An estimate serves to compare tools

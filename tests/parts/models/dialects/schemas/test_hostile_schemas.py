@@ -17,6 +17,7 @@ from toolbus.parts.models.dialects.schemas.schema_rules import (
     ANTHROPIC_SCHEMAS,
     ANY_SCHEMAS,
     GEMINI_SCHEMAS,
+    GRAMMAR_SCHEMAS,
     OPENAI_SCHEMAS,
     Inexpressible,
     SchemaRules,
@@ -289,3 +290,11 @@ def test_items_of_an_older_draft_that_are_true_or_false_become_schemas_for_gramm
     properties, losses = openai(a={"type": "array", "items": [True, False]})
     assert properties["a"]["prefixItems"] == [ANYTHING, {**ANYTHING, "not": {}}]
     assert losses == []
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "properties", "patternProperties"])
+@pytest.mark.parametrize("rules", [*ALL.values(), GRAMMAR_SCHEMAS], ids=[*ALL, "grammar"])
+def test_a_broken_keyword_beside_a_list_of_items_and_their_rest_is_left_out(keyword: str, rules: SchemaRules) -> None:
+    pair = {"items": [{"type": "string"}], "additionalItems": False, keyword: 5}
+    converted, losses = convert({"type": "object", "properties": {"a": pair}}, rules, "t")
+    assert rules is ANY_SCHEMAS or (keyword not in converted["properties"]["a"] and losses)

@@ -103,8 +103,10 @@ class Merger:
             _allow_null(merged)
         for keyword, children in inner.items():
             merged[keyword] = self._written(keyword, children)
-        if holders > len(inner):  # no schema was found in one of them
-            merged = {key: value for key, value in merged.items() if key not in _HOLDERS or key in inner}
+        missing = _HOLDERS & (merged.keys() - inner.keys())  # no schema was found in them
+        if holders > len(inner) or missing - {"items"}:  # which two keywords may have become
+            for keyword in missing:
+                del merged[keyword]
         self._parts.level -= 1
         return self._report.generated(merged, self._report.path(flat[0].schema))
 
