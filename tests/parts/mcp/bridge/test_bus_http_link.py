@@ -209,6 +209,6 @@ async def test_a_draining_bus_answers_what_it_runs_while_the_next_one_runs_what_
 
 
 def test_an_error_names_an_invalid_address_and_one_where_nothing_listens() -> None:
-    for url in ("48911", "http://127.0.0.1:1/mcp"):
+    for url in ("48911", "http://127.0.0.1:1/mcp", "https://127.0.0.1:1/mcp"):
         with pytest.raises(NoBus, match=url):
             BusHttpLink(url, lambda line: None, lambda link, why: None)

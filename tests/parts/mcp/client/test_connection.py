@@ -215,6 +215,17 @@ def nowhere(owner: Owner) -> McpConnection:
     )
 
 
+async def test_a_handshake_that_is_given_up_is_not_cancelled_at_the_server_since_the_protocol_forbids_it() -> None:
+    connection = nowhere(Owner())
+    with pytest.raises(TimeoutError):
+        await connection.request("initialize", timeout=0.001)
+    with pytest.raises(TimeoutError):
+        await connection.request("tools/list", timeout=0.001)
+    assert isinstance(connection.transport, Written)
+    methods = [each.method for each in connection.transport.sent]
+    assert methods == ["initialize", "tools/list", "notifications/cancelled"]
+
+
 @pytest.mark.parametrize("value", ["1e999", '"\\ud800"', "9" * 5000, "[" * 100_000 + "]" * 100_000])
 async def test_values_without_measure_break_neither_the_connection_nor_what_waits(value: str) -> None:
     owner = Owner()

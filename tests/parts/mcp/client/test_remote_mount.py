@@ -110,6 +110,33 @@ async def test_a_mount_that_needs_a_login_goes_on_once_a_user_has_logged_in(tmp_
         await server.kill()
 
 
+async def test_a_mount_that_was_replaced_while_it_needed_a_login_goes_on_too(tmp_path: Path) -> None:
+    server = Guarded(modern=True)
+    await server.start()
+    data = tmp_path / "data"
+    try:
+        async with Bus(Config(grpc=("127.0.0.1:0",), http="off", data_dir=data), rooms=()) as bus:
+            mounts = Mounts(bus.core, MountManifest(None), partial(open_remote, data), timings=QUICK)
+            with_a_tool(server)
+
+            def state() -> MountState:
+                mount = mounts.get("far")
+                assert mount is not None
+                return mount.state
+
+            try:
+                for rate in (0.0, 5.0):
+                    await mounts.apply({"far": MountEntry("far", url=server.url, rate=rate)})
+                    await until(lambda: state() is MountState.NEEDS_LOGIN)
+                tokens = {"access_token": "t1", "token_type": "Bearer"}
+                write_document(token_path(data, "far"), {"url": server.url, "tokens": tokens, "expires_at": 0})
+                await until(lambda: state() is MountState.LIVE)
+            finally:
+                await mounts.stop()
+    finally:
+        await server.kill()
+
+
 async def test_a_call_that_goes_on_with_answers_may_be_asked_again_on_its_stream(tmp_path: Path) -> None:
     async with serving(modern=False) as server, mounted(with_a_tool(server), tmp_path) as (bus, mount):
 

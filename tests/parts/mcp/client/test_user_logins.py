@@ -343,6 +343,17 @@ async def test_a_login_that_is_refused_says_why_and_the_next_call_asks_again(tmp
         assert link_of(await call(bus, "ann")) != link
 
 
+async def test_a_login_that_is_given_up_while_its_helper_starts_does_not_hold_up_the_next_one(tmp_path: Path) -> None:
+    async with tracker() as server, mounted(tmp_path, {"url": server.url}) as (bus, mount):
+        beginning = asyncio.create_task(mount.logins.begin(mount.entry, User("host", "ann")))
+        await asyncio.sleep(0)
+        assert mount.logins.pending
+        beginning.cancel()
+        await asyncio.gather(beginning, return_exceptions=True)
+        assert not mount.logins.pending
+        assert link_of(await call(bus, "ann"))
+
+
 async def test_only_the_browser_that_has_seen_the_page_of_the_bus_ends_a_login(tmp_path: Path) -> None:
     async with tracker() as server, mounted(tmp_path, {"url": server.url}) as (bus, mount):
         asked = await call(bus, "ann")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -14,7 +16,8 @@ import pytest
 from tests.parts.mcp.server.asking import Scripted
 from tests.parts.mcp.server.http_client import HttpClient, serving
 from tests.support.core_model import PeerDouble, offered, tool
-from toolbus.bus import Bus
+from tests.support.waiting import WAIT_SECONDS
+from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs, Identity, Scopes
 from toolbus.bus.calls.call_records import RecordFilter
 from toolbus.bus.catalog.entry import compile_tools
@@ -25,6 +28,7 @@ from toolbus.functions.tool_spec import llm_tool, spec_of
 from toolbus.parts.mcp.messages.jsonrpc import McpCode
 from toolbus.parts.mcp.server import mcp_listing
 from toolbus.parts.mcp.server.mcp_listing import ToolNames, declare
+from toolbus.parts.mcp.server.server import McpServer
 from toolbus.parts.mcp.settings import McpSettings, Profile
 from toolbus.protocol.tool import Annotations, Limits, Tool
 
@@ -114,6 +118,34 @@ def test_a_new_name_writes_few_rows_however_many_names_there_are() -> None:
     assert names.listed_as(DEFAULT, "u_7") == "u:7"
     assert names.listed_as(DEFAULT, "t_2499") == "t:2499"
     assert names.had_names(DEFAULT)
+
+
+class Held(Store):
+    """A store whose writes wait until they may go on."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.writing, self.may_go_on = threading.Event(), threading.Event()
+
+    def write(self, *arguments: Any, **options: Any) -> None:
+        self.writing.set()
+        assert self.may_go_on.wait(WAIT_SECONDS)
+        super().write(*arguments, **options)
+
+
+async def test_no_client_sees_a_new_name_before_it_is_persisted_also_where_the_request_of_another_does_that() -> None:
+    async with Bus(Config(http="off"), rooms=()) as bus:
+        server, store = McpServer(bus.core), Held.of(None)
+        assert isinstance(store, Held)
+        server.names = ToolNames(store)
+        name_of(server.names, "files:read")
+        first = asyncio.create_task(server.save_names())
+        assert await asyncio.to_thread(store.writing.wait, WAIT_SECONDS)
+        second = asyncio.create_task(server.save_names())
+        await asyncio.wait((second,), timeout=0.05)
+        assert not second.done()
+        store.may_go_on.set()
+        await asyncio.gather(first, second)
 
 
 def test_names_that_an_earlier_release_wrote_are_read_and_go_on() -> None:

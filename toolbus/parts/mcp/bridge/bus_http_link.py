@@ -131,12 +131,11 @@ class BusHttpLink:
         Raises:
             OSError: nothing listens there, or a program of another user.
         """
-        host, port = self._parts.hostname or "", self._parts.port
-        if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=None)
-        connection = http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS)
+        host, is_plain = self._parts.hostname or "", self._parts.scheme == "http"
+        kind = http.client.HTTPConnection if is_plain else http.client.HTTPSConnection
+        connection = kind(host, self._parts.port, timeout=CONNECT_SECONDS)
         connection.connect()
-        if host in LOOPBACK:
+        if is_plain and host in LOOPBACK:
             owner = server_owner(connection.sock.getsockname()[:2], connection.sock.getpeername()[:2])
             if owner not in (None, 0, os.geteuid()):
                 connection.close()

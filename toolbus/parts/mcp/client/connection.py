@@ -246,10 +246,12 @@ class McpConnection:
 
     def cancel(self, request: RequestId, reason: str) -> None:
         """Cancels a pending request; a late response is dropped."""
-        if self._pending.pop(request, None) is None or self.closed_why is not None:
+        pending = self._pending.pop(request, None)
+        if pending is None or self.closed_why is not None:
             return
         try:
-            self.notify("notifications/cancelled", {"requestId": request, "reason": reason})
+            if pending.method != "initialize":  # the protocol forbids it
+                self.notify("notifications/cancelled", {"requestId": request, "reason": reason})
             self.transport.cancel(request)
         except (Busy, Lost):  # the server continues, and its response is dropped
             log.debug("%s: could not cancel request %.80r", self._name, request)

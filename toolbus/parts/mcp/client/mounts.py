@@ -86,7 +86,7 @@ class Mounts:
         self._open_remote = open_remote
         self._keeper = core.rooms.provider(LoginKeeper)
         self._timings = timings or MountTimings()
-        self._polls: dict[str, asyncio.Task[None]] = {}  # of the tokens of mounts that need a login
+        self._polls: dict[Mount, asyncio.Task[None]] = {}  # of the tokens of mounts that need a login
         self.logins = logins or UserLogins(None, lambda: "")
         self._mounts: dict[str, Mount] = {}
         self._launchers: dict[str, asyncio.Lock] = {}  # held during first starts, by program: `npx`, `uvx`
@@ -131,6 +131,8 @@ class Mounts:
         async with self._changing:
             wanted = {name: entry for name, entry in entries.items() if not entry.disabled}
             ending = [mount.name for mount in self if wanted.get(mount.name) != mount.entry]
+            for poll in [self._polls[self._mounts[name]] for name in ending if self._mounts[name] in self._polls]:
+                poll.cancel()
             await asyncio.gather(*(self._mounts.pop(name).stop() for name in ending))
             for entry in wanted.values():
                 if entry.name not in self._mounts:
@@ -184,10 +186,10 @@ class Mounts:
     def _state_changed(self, mount: Mount) -> None:
         self._core.signals.source_changed(mount.name)
         data_dir = self._core.config.data_dir
-        if mount.wants_login and data_dir is not None and mount.name not in self._polls:
+        if mount.wants_login and data_dir is not None and mount not in self._polls:
             poll = asyncio.create_task(_poll(token_path(data_dir, mount.name), mount.logged_in))
-            self._polls[mount.name] = poll
-            poll.add_done_callback(lambda _: self._polls.pop(mount.name, None))
+            self._polls[mount] = poll
+            poll.add_done_callback(lambda _: self._polls.pop(mount, None))
 
     def _open_program(
         self, entry: MountEntry, user: User | None = None, exchange: TokenExchange | None = None

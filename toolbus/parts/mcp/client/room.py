@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -53,7 +53,7 @@ class McpClientRoom(Room):
         self._features = features_of(core)  # what the endpoint for clients shows, or these where it is missing
         self._follower: MountsFollower | None = None  # None where no file can exist
         self._following: asyncio.Task[None] | None = None  # None until started
-        self._revoking: asyncio.Task[None] | None = None  # None before keys changed
+        self._working: set[asyncio.Task[None]] = set()  # each revokes logins, or reviews a mount again
 
     def provides(self) -> Iterable[object]:
         """Returns what approves changes of the servers, their features, and their output."""
@@ -91,9 +91,10 @@ class McpClientRoom(Room):
 
     async def stop(self) -> None:
         """Ends every server and its processes."""
-        for task in filter(None, (self._following, self._revoking)):
+        tasks = [*filter(None, (self._following,)), *self._working]
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self.mounts is not None:
             await self.mounts.stop()
 
@@ -134,7 +135,12 @@ class McpClientRoom(Room):
     def _approved_elsewhere(self, source: str) -> None:
         mount = self.mounts.get(source) if self.mounts is not None else None
         if mount is not None:
-            self._reviewing = asyncio.get_running_loop().create_task(mount.review_again(), name=f"review {source}")
+            self._start(mount.review_again())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="mounts")
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
 
     def _open_mounts(self) -> Mounts:
         from toolbus.parts.mcp.client.authorization import LoginKeeper
@@ -163,7 +169,7 @@ class McpClientRoom(Room):
 
     def _keys_changed(self, changed: Changed) -> None:
         if self.mounts is not None and changed:
-            self._revoking = asyncio.create_task(self._revoke(self.mounts), name="logins of revoked identities")
+            self._start(self._revoke(self.mounts))
 
     async def _revoke(self, mounts: Mounts) -> None:
         """Ends the logins of identities that no key proves any more."""

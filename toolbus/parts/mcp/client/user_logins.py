@@ -296,16 +296,19 @@ class UserLogins:
             "client": [client.client_id, client.client_secret], "challenge": msgspec.to_builtins(challenge),
             "redirect_uri": f"{base}{LOGIN_PATH}/callback", "about": {"user": _about(user)},
         }  # fmt: skip
-        async with self._starting:
-            if self._helper is None:
-                try:
+        try:
+            async with self._starting:
+                if self._helper is None:
                     self._helper = await start_helper(self.command)
-                except OSError as error:
-                    self._end(pending, f"the helper does not start: {error.strerror}")
-                    return pending
-                task = asyncio.create_task(self._read(self._helper), name="logins of users")
-                self._reading.add(task)
-                task.add_done_callback(self._reading.discard)
+                    task = asyncio.create_task(self._read(self._helper), name="logins of users")
+                    self._reading.add(task)
+                    task.add_done_callback(self._reading.discard)
+        except OSError as error:
+            self._end(pending, f"the helper does not start: {error.strerror}")
+            return pending
+        except asyncio.CancelledError:
+            self._end(pending, "it was cancelled")
+            raise
         self._tell(request)
         return pending
 

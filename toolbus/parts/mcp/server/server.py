@@ -121,6 +121,7 @@ class McpServer:
         self.sessions = Sessions(self.sealer)
         self.subscriptions = Subscriptions(core, self.listings, self.features)
         self._clients: NewestCache[bytes, ClientCapabilities] = NewestCache(MAX_CLIENTS)
+        self._saving = asyncio.Lock()  # held while new names are persisted
         core.signals.on_close.append(self._end_listening)
 
     @functools.cached_property
@@ -191,8 +192,9 @@ class McpServer:
 
     async def save_names(self) -> None:
         """Persists new names, before a client sees them."""
-        if self.names.unsaved:
-            await asyncio.to_thread(self.names.save, self.listings.offered())
+        if self.names.unsaved or self._saving.locked():  # another client's request may be persisting them
+            async with self._saving:
+                await asyncio.to_thread(self.names.save, self.listings.offered())
 
     def close(self) -> None:
         """Ends all sessions; their ids stay valid."""
