@@ -36,17 +36,11 @@ class Resources:
     def __init__(self, store: ResultStore) -> None:
         self._store = store
 
-    def prompts(self) -> Sequence[Mapping[str, Any]]:
-        """Returns none."""
-        return ()
-
-    def resources(self) -> Sequence[Mapping[str, Any]]:
-        """Returns none: a result is known to those who got its link."""
-        return ()
-
-    def templates(self) -> Sequence[Mapping[str, Any]]:
+    def declared(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        """Returns a template alone: a result is known to those who got its link."""
         description = "A large result of a tool, for the user who called it, until its time has passed."
-        return ({"uriTemplate": f"{URI}{{id}}", "name": "large result", "description": description},)
+        template = {"uriTemplate": f"{URI}{{id}}", "name": "large result", "description": description}
+        return (template,) if kind == "templates" else ()
 
     async def request(self, method: str, params: Mapping[str, Any], asker: Requester) -> dict[str, Any]:
         """Reads a result as a whole.

@@ -56,16 +56,8 @@ class FeatureProvider(Protocol):
     instructions: str
     capabilities: Collection[str]
 
-    def prompts(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the prompts that are declared now."""
-        ...
-
-    def resources(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the resources that are declared now."""
-        ...
-
-    def templates(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the templates of resources that are declared now."""
+    def declared(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        """Returns what is declared now of a kind: `prompts`, `resources`, or their `templates`."""
         ...
 
     async def request(self, method: str, params: Mapping[str, Any], asker: Requester) -> dict[str, Any]:

@@ -93,11 +93,11 @@ async def test_prompts_and_resources_do_not_come_back_either() -> None:
     async with sites("a", "b") as (a, b):
         features_of(b.bus.core).add(Mounted("m", prompts=["p"], resources=["x://0"]))
         await a.mount(b)
-        assert [each["name"] for each in a.of("b").features.prompts()] == ["m_p"]
+        assert [each["name"] for each in a.of("b").features.declared("prompts")] == ["m_p"]
         await b.mount(a)
         [line] = b.of("a").offer.warnings
         assert ("b_m_p" in line, line.startswith("3 of its tools")) == (True, True)
-        assert (b.of("a").features.prompts(), b.of("a").features.resources()) == ([], [])
+        assert (b.of("a").features.declared("prompts"), b.of("a").features.declared("resources")) == ([], [])
 
 
 @ERAS

@@ -381,9 +381,9 @@ async def test_prompts_resources_and_completions_are_passed_through(house: House
     await house.live(era)
     (provider,) = features_of(house.bus.core).providers
     assert set(provider.capabilities) == {"prompts", "resources", "completions", "subscribe"}
-    assert [prompt["name"] for prompt in provider.prompts()] == ["hello"]
-    assert [each["uri"] for each in provider.resources()] == ["test://note"]
-    assert [each["uriTemplate"] for each in provider.templates()] == ["test://t/{id}"]
+    assert [prompt["name"] for prompt in provider.declared("prompts")] == ["hello"]
+    assert [each["uri"] for each in provider.declared("resources")] == ["test://note"]
+    assert [each["uriTemplate"] for each in provider.declared("templates")] == ["test://t/{id}"]
     prompt = await provider.request("prompts/get", {"name": "hello", "arguments": {"who": "you"}}, Requester())
     assert prompt["messages"][0]["content"]["text"] == "Hello you"
     assert (await provider.request("resources/read", {"uri": "test://note"}, Requester()))["resultType"] == "complete"

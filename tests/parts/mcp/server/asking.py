@@ -232,13 +232,11 @@ class Mounted:
         self.listeners: dict[str, list[OnUpdate]] = {}
         self._answer = answer
 
-    def prompts(self) -> Sequence[Mapping[str, Any]]:
-        return [{"name": name, "description": f"of {self.source}"} for name in self.prompt_names]
-
-    def resources(self) -> Sequence[Mapping[str, Any]]:
-        return [{"uri": uri, "name": uri, "description": f"of {self.source}"} for uri in self.uris]
-
-    def templates(self) -> Sequence[Mapping[str, Any]]:
+    def declared(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        if kind == "prompts":
+            return [{"name": name, "description": f"of {self.source}"} for name in self.prompt_names]
+        if kind == "resources":
+            return [{"uri": uri, "name": uri, "description": f"of {self.source}"} for uri in self.uris]
         return [{"uriTemplate": each, "name": each} for each in self.uri_templates]
 
     async def request(self, method: str, params: Mapping[str, Any], asker: Requester) -> Json:

@@ -144,7 +144,7 @@ async def test_completions_go_to_the_mount_that_has_the_prompt_or_the_template()
 async def test_long_lists_come_in_pages_and_a_cursor_of_another_list_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    listed = with_hop(Mounted("m", resources=["x://0"]).resources()[0], "x" * 24)
+    listed = with_hop(Mounted("m", resources=["x://0"]).declared("resources")[0], "x" * 24)
     monkeypatch.setattr(mcp_listing, "MAX_PAGE_BYTES", 2 * len(mcp_request.encode(listed)) + 2)
     async with mcp_bench() as bench:
         mounted = Mounted("m", prompts=["a"], resources=[f"x://{number}" for number in range(5)])
@@ -177,15 +177,15 @@ def test_a_profile_and_an_identity_see_what_their_patterns_allow() -> None:
     view = FeatureView(features, Policy(), ToolNames())
     profile, anybody = Profile(sources=("open",)), LOCAL
     someone = Identity("bob", Scopes(call=Globs(("shut:*",))))
-    assert list(view.prompts(profile, anybody)) == ["open_p"]
-    assert list(view.resources(profile, anybody)) == ["x://1"]
-    assert list(view.templates(profile, anybody)) == ["x://{a}"]
+    assert list(view.listed("prompts", profile, anybody)) == ["open_p"]
+    assert list(view.listed("resources", profile, anybody)) == ["x://1"]
+    assert list(view.listed("templates", profile, anybody)) == ["x://{a}"]
     assert [each.source for each in view.providers_of(profile, anybody, "x://2")] == ["open"]
     denied = Profile(deny=("open:x://secret*",))
     for uri in ("x://secret/1", "x://secret1"):  # one that no template fits, and one that does
         assert [each.source for each in view.providers_of(denied, anybody, uri)] == ["shut"]
-    assert list(view.prompts(Profile(), someone)) == ["shut_p"]
-    assert list(view.resources(Profile(), someone)) == ["x://2"]
+    assert list(view.listed("prompts", Profile(), someone)) == ["shut_p"]
+    assert list(view.listed("resources", Profile(), someone)) == ["x://2"]
 
 
 @pytest.mark.parametrize("greedy", ["{+x}", "{scheme}://{+x}", "mail:{+x}", "notes://{+x}", "notes://a/{+x}"])
@@ -226,15 +226,15 @@ def test_a_mount_for_certain_users_levels_and_roles_shows_others_neither_prompts
         (replace(sees, user="bob"), False),
         (replace(sees, user=""), False),
     ):
-        assert bool(view.prompts(profile, LOCAL)) is sees_it
-        assert bool(view.resources(profile, LOCAL)) is sees_it
-        assert bool(view.templates(profile, LOCAL)) is sees_it
+        assert bool(view.listed("prompts", profile, LOCAL)) is sees_it
+        assert bool(view.listed("resources", profile, LOCAL)) is sees_it
+        assert bool(view.listed("templates", profile, LOCAL)) is sees_it
         assert bool(view.providers_of(profile, LOCAL, "x://1")) is sees_it
     silenced = FeatureView(features, Policy(frozenset({"m"}), permissions=rules), ToolNames())
-    assert not silenced.prompts(sees, LOCAL)
+    assert not silenced.listed("prompts", sees, LOCAL)
     assert not silenced.providers_of(sees, LOCAL, "x://1")
     other_role = Identity("bob", Scopes(call=Globs(("*",)), roles=Globs(("shop",))))
-    assert not view.prompts(sees, other_role)
+    assert not view.listed("prompts", sees, other_role)
 
 
 async def test_an_identity_that_may_call_nothing_asks_no_mounted_server() -> None:

@@ -119,6 +119,15 @@ async def test_a_cancelled_request_is_not_answered_and_its_call_ends(tmp_path: P
             assert all(each.get("id") != 2 for each in pipe.passed)
 
 
+async def test_requests_that_are_cancelled_before_they_begin_leave_room_for_others(tmp_path: Path) -> None:
+    async with running_bus(data_dir=tmp_path), talk(tmp_path) as client:
+        for part in range(2):
+            for number in range(600):  # two such parts are more than a pipe answers at once
+                client.say("tools/list", f"{part}-{number}", _meta=META)
+                client.say("notifications/cancelled", requestId=f"{part}-{number}")
+            assert "result" in await client.ask("server/discover", f"{part}", _meta=META)
+
+
 async def test_a_legacy_client_is_told_that_the_list_has_changed(tmp_path: Path) -> None:
     async with running_bus(data_dir=tmp_path) as bus, talk(tmp_path) as pipe:
         await pipe.answer("attach")

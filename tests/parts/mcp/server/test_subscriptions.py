@@ -206,7 +206,7 @@ async def test_a_bus_whose_clients_listen_to_nothing_builds_no_lists() -> None:
     async with mcp_bench() as bench:
         tool(bench, "a")
         assert bench.server.subscriptions._timer is None
-        assert bench.server.features.resources(bench.profile, LOCAL) == {}
+        assert bench.server.features.listed("resources", bench.profile, LOCAL) == {}
 
 
 async def test_a_session_gets_what_plugins_say_to_its_user() -> None:

@@ -26,10 +26,15 @@ from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.calls.call import Call
 from toolbus.errors import Code
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
+from toolbus.parts.mcp.server.methods import moment
 from toolbus.parts.mcp.settings import Profile
 from toolbus.v1 import tool_pb2 as pb
 
 BOTH: Json = {**FORM, **TASKS}
+
+
+def test_a_moment_has_milliseconds_and_is_of_utc() -> None:
+    assert moment(1_000_000_000.1234) == "2001-09-09T01:46:40.123Z"
 
 
 class Jobs:

@@ -37,6 +37,8 @@ from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin
 from toolbus.parts.mcp.messages import content
 from toolbus.parts.mcp.messages.headers import param_headers
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
+from toolbus.protocol.input_requests import need_of
+from toolbus.protocol.questions import ACCEPTED_BY, ELICITATION
 from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -49,8 +51,6 @@ BUSY_SECONDS = 0.1  # the retry hint while a server does not read its input
 RESEND_SECONDS = 0.25  # the pause before a call that did not reach its HTTP server is sent again
 MAX_QUESTIONS = 8  # unanswered questions of one call
 ENDED_SECONDS = 0.02  # between two looks at whether all calls have ended
-ELICITATION = "elicitation/create"
-QUESTIONS = {"sampling/createMessage": "sampling", "roots/list": "roots"}  # elicitation has two modes
 
 
 @dataclass(slots=True, eq=False)
@@ -428,9 +428,8 @@ class MountHandler:
 
         Any other request is refused at once, also while the server starts: it may wait for the answer.
         """
-        needs = QUESTIONS.get(incoming.method, "")
-        if incoming.method == ELICITATION:
-            needs = "elicitation.url" if incoming.params.get("mode") == "url" else "elicitation.form"
+        asks = incoming.method == ELICITATION or incoming.method in ACCEPTED_BY
+        needs = need_of({"method": incoming.method, "params": incoming.params}) if asks else ""
         sent = self._call_of(incoming) if needs else None
         code, why = McpCode.INVALID_REQUEST, ""
         if not needs:
@@ -552,9 +551,8 @@ class ParkedCalls:
         on_expired: called with a call that was not resumed in time.
     """
 
-    def __init__(self, on_expired: Callable[[SentCall], None], seconds: float = PARKED_SECONDS) -> None:
+    def __init__(self, on_expired: Callable[[SentCall], None]) -> None:
         self._on_expired = on_expired
-        self._seconds = seconds
         self._parked: dict[str, Parked] = {}  # by the state that the caller got
 
     def __len__(self) -> int:
@@ -574,7 +572,7 @@ class ParkedCalls:
     def park(self, sent: SentCall, owner: tuple[str, ...]) -> str:
         """Parks a call. Returns the state that names it, which cannot be guessed."""
         state = _PREFIX + secrets.token_urlsafe(24)
-        timer = asyncio.get_running_loop().call_later(self._seconds, self._expire, state)
+        timer = asyncio.get_running_loop().call_later(PARKED_SECONDS, self._expire, state)
         self._parked[state] = Parked(sent, owner, timer)
         return state
 

@@ -35,10 +35,12 @@ from toolbus.errors import Stage
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin, Outgoing, RequestId, Transport, other_form
 from toolbus.parts.mcp.messages import eras, jsonrpc
 from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, McpCode, RpcError
+from toolbus.protocol.input_requests import capabilities_for
+from toolbus.protocol.questions import ACCEPTED_BY, ACCEPTS, FORM, SAMPLING, URL
 
 log = logging.getLogger("toolbus.mounts")
 
-LEGACY_ACCEPTS = ("elicitation.form", "elicitation.url", "sampling")  # declared once; each call may still refuse
+LEGACY_ACCEPTS = (FORM, URL, ACCEPTED_BY[SAMPLING])  # declared once; each call may still refuse
 FEATURE_METHODS = ("prompts/get", "resources/read", "completion/complete")  # other requests on behalf of users
 MAX_USELESS_MESSAGES = 10_000  # in a row: of a server that writes them without end
 MAX_BAD_MESSAGES_LOGGED = 64
@@ -275,7 +277,10 @@ class McpConnection:
         return {
             eras.META_VERSION: version,
             eras.META_CLIENT: eras.BUS_INFO,
-            eras.META_CAPABILITIES: capabilities_of(accepts, modern=True),
+            eras.META_CAPABILITIES: {
+                **capabilities_for(word for word in ACCEPTS if word in accepts),
+                "extensions": {eras.TASKS_EXTENSION: {}},
+            },
             eras.META_LOG_LEVEL: "info",  # without it a server sends no log messages
         }
 
@@ -403,20 +408,6 @@ class McpConnection:
             log.warning("%s: a message that breaks the protocol is ignored (%s): %s", self._name, why, line)
         elif self._bad_messages == MAX_BAD_MESSAGES_LOGGED + 1:
             log.warning("%s: further messages that break the protocol are not logged", self._name)
-
-
-def capabilities_of(accepts: Collection[str], *, modern: bool) -> dict[str, Any]:
-    """Returns the capabilities of a client that accepts these questions."""
-    capabilities: dict[str, Any] = {}
-    modes: dict[str, Any] = {mode: {} for mode in ("form", "url") if f"elicitation.{mode}" in accepts}
-    if modes:
-        capabilities["elicitation"] = modes
-    for each in ("sampling", "roots"):
-        if each in accepts:
-            capabilities[each] = {}
-    if modern:
-        capabilities["extensions"] = {eras.TASKS_EXTENSION: {}}
-    return capabilities
 
 
 def _object(params: msgspec.Raw | None) -> dict[str, Any]:
@@ -554,7 +545,7 @@ async def _request_discover(connection: McpConnection, version: str, *, again: b
 async def _initialize(connection: McpConnection) -> ServerInfo:
     params = {
         "protocolVersion": eras.NEWEST_LEGACY,
-        "capabilities": capabilities_of(LEGACY_ACCEPTS, modern=False),
+        "capabilities": capabilities_for(LEGACY_ACCEPTS),
         "clientInfo": eras.BUS_INFO,
     }
     result = await connection.request("initialize", params)

@@ -59,14 +59,8 @@ class MountFeatures:
     def __repr__(self) -> str:
         return f"<MountFeatures {self.source} {' '.join(self.capabilities)}>"
 
-    def prompts(self) -> Sequence[dict[str, Any]]:
-        return self._lists.get("prompts", ())
-
-    def resources(self) -> Sequence[dict[str, Any]]:
-        return self._lists.get("resources", ())
-
-    def templates(self) -> Sequence[dict[str, Any]]:
-        return self._lists.get("templates", ())
+    def declared(self, kind: str) -> Sequence[dict[str, Any]]:
+        return self._lists.get(kind, ())
 
     async def request(self, method: str, params: Mapping[str, Any], asker: Requester) -> dict[str, Any]:
         """Forwards a request of an MCP client to the server.

@@ -99,8 +99,9 @@ def call_of(request: McpRequest, target: TargetTool) -> pb.ToolCall:
     # In search mode the client does not know the arguments that it should repeat.
     if target.marked and request.headers and request.modern and profile.show != "search":
         check_param_headers(request, target, arguments)
-    if request.modern:
-        check_needs(request, target)
+    missing = [need for need in target.tool.needs if need not in request.client.accepts] if request.modern else []
+    if missing:  # the tool is declared to ask
+        raise missing_capability(missing)
     call = pb.ToolCall(name=target.name, arguments_json=arguments.decode(), accepts=request.client.accepts)
     if profile.role:
         call.role = profile.role
@@ -122,20 +123,13 @@ def seconds_of(call: pb.ToolCall, target: TargetTool) -> float:
     return call.timeout_seconds or target.tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
 
 
-def check_needs(request: McpRequest, target: TargetTool) -> None:
-    """Checks that a modern client accepts the questions that the tool is declared to ask.
-
-    Raises:
-        RpcError: it does not.
-    """
-    missing = [need for need in target.tool.needs if need not in request.client.accepts]
-    if missing:
-        raise RpcError(
-            McpCode.MISSING_CAPABILITY,
-            f"tool {quote(target.name)} needs a client that can do {', '.join(missing)}: declare it in "
-            "clientCapabilities",
-            {"requiredCapabilities": capabilities_for(missing)},
-        )
+def missing_capability(needs: list[str]) -> RpcError:
+    """Returns the error for a modern client that does not accept a tool's questions."""
+    return RpcError(
+        McpCode.MISSING_CAPABILITY,
+        f"this needs capabilities that the client lacks: {', '.join(needs)}; declare them in clientCapabilities",
+        {"requiredCapabilities": capabilities_for(needs)},
+    )
 
 
 def check_param_headers(request: McpRequest, target: TargetTool, arguments: bytes) -> None:

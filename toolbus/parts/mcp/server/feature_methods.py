@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from msgspec import Raw
@@ -19,6 +19,7 @@ from toolbus.parts.mcp.server.input import NOT_BOUND, NotAnswered, Questions, ru
 from toolbus.parts.mcp.server.mcp_listing import TTL_MS, Pages, open_cursor, seal_cursor
 from toolbus.parts.mcp.server.mcp_request import McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
+from toolbus.parts.mcp.server.subscriptions import MAX_WATCHED
 from toolbus.protocol.input_requests import InvalidInput, check_requests
 from toolbus.protocol.limits import Limits
 
@@ -32,24 +33,24 @@ _NO_COMPLETION = {"values": [], "total": 0, "hasMore": False}
 Json = dict[str, Any]
 
 
-async def list_prompts(server: McpServer, request: McpRequest) -> bytes:
-    """Lists the prompts that are visible to the client."""
-    prompts = server.features.prompts(request.profile, request.identity)
-    await server.save_names()
-    named = {wire: {**declared, "name": wire} for wire, (_, declared) in prompts.items()}
-    return _page(server, request, "prompts", named)
+def lists(kind: str, key: str) -> Callable[[McpServer, McpRequest], Awaitable[bytes]]:
+    """Returns the method that lists what the client sees of a kind.
 
+    Args:
+        key: of the result.
+    """
 
-async def list_resources(server: McpServer, request: McpRequest) -> bytes:
-    """Lists the resources that are visible to the client."""
-    resources = server.features.resources(request.profile, request.identity)
-    return _page(server, request, "resources", {uri: declared for uri, (_, declared) in resources.items()})
+    async def listed(server: McpServer, request: McpRequest) -> bytes:
+        entries = server.features.listed(kind, request.profile, request.identity).items()
+        await server.save_names()
+        return _page(
+            server,
+            request,
+            key,
+            {name: {**declared, "name": name} if kind == "prompts" else declared for name, (_, declared) in entries},
+        )
 
-
-async def list_templates(server: McpServer, request: McpRequest) -> bytes:
-    """Lists the templates of resources that are visible to the client."""
-    templates = server.features.templates(request.profile, request.identity)
-    return _page(server, request, "resourceTemplates", {uri: declared for uri, (_, declared) in templates.items()})
+    return listed
 
 
 async def get_prompt(server: McpServer, request: McpRequest) -> bytes:
@@ -79,7 +80,7 @@ async def complete(server: McpServer, request: McpRequest) -> bytes:
     elif kind == "ref/resource":
         uri = str(reference.get("uri"))
         viewer = request.profile, request.identity
-        template = server.features.templates(*viewer).get(uri)
+        template = server.features.listed("templates", *viewer).get(uri)
         providers = server.features.providers_of(*viewer, uri) if template is None else [template[0]]
         if not providers:
             raise unknown_resource(request, uri)
@@ -95,7 +96,9 @@ async def subscribe(server: McpServer, request: McpRequest) -> bytes:
     """Notifies a legacy session of each update of a resource."""
     session, uri = request.session, request.text("uri")
     if session is not None and uri not in session.subscriptions:
-        server.subscriptions.check_room(len(session.subscriptions))
+        if len(session.subscriptions) >= MAX_WATCHED:
+            full = f"this would be more than {MAX_WATCHED} subscriptions (limit mcp_watched): end some of them"
+            raise RpcError(McpCode.INVALID_PARAMS, full)
         end = server.subscriptions.watch_resource(
             request.profile,
             request.identity,
@@ -124,7 +127,7 @@ def unknown_resource(request: McpRequest, uri: str) -> RpcError:
 
 
 def _prompt(server: McpServer, request: McpRequest, wire: str) -> tuple[FeatureProvider, Declaration]:
-    prompt = server.features.prompts(request.profile, request.identity).get(wire)
+    prompt = server.features.listed("prompts", request.profile, request.identity).get(wire)
     if prompt is None:
         raise RpcError(McpCode.INVALID_PARAMS, f"Unknown prompt: {quote(wire)}; prompts/list has the available prompts")
     return prompt

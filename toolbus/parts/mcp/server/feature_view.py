@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from toolbus.bus.access.identity import Identity
@@ -29,6 +29,12 @@ _VARIABLE = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _EXCLUDED = {"": "/?#", ".": "/?#", "/": "?#"}  # operator of a variable → characters that its value cannot have
 
 Declaration = Mapping[str, Any]
+# Kind → what names a declaration, and the capability of a mount that has some.
+_KINDS = {
+    "prompts": ("name", "prompts"),
+    "resources": ("uri", "resources"),
+    "templates": ("uriTemplate", "resources"),
+}
 
 
 class FeatureView:
@@ -43,15 +49,28 @@ class FeatureView:
     def __repr__(self) -> str:
         return f"<FeatureView of {self._features!r}>"
 
-    def prompts(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
-        """Returns the prompts by their names towards clients."""
-        prompts = {}
-        for provider, declared in self._declared("prompts", lambda each: each.prompts()):
-            name, source = str(declared.get("name", "")), provider.source
-            if name and self._sees(profile, identity, name, provider):
-                wire = self._names.name_of(profile, f"{source}:{name}", name, source)
-                prompts[wire] = (provider, declared)
-        return prompts
+    def listed(self, kind: str, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
+        """Returns prompts by their names towards clients, resources by URI, or templates by theirs.
+
+        A URI of several mounts is that of the first of them.
+        """
+        key, capability = _KINDS[kind]
+        listed: dict[str, tuple[FeatureProvider, Declaration]] = {}
+        for provider in self._features.providers:
+            source = provider.source
+            for declared in provider.declared(kind) if capability in provider.capabilities else ():
+                name = declared.get(key)
+                if not isinstance(name, str) or not name or not self._sees(profile, identity, name, provider):
+                    continue
+                if kind == "prompts":
+                    name = self._names.name_of(profile, f"{source}:{name}", name, source)
+                if name not in listed:
+                    listed[name] = (provider, declared)
+                elif kind != "prompts" and name not in self._noticed:
+                    self._noticed[name] = None
+                    first, text = listed[name][0].source, "%s has the resource %.200r of %s too: it is read from %s"
+                    log.warning(text, source, name, first, first)
+        return listed
 
     def instructing(
         self, profile: Profile, identity: Identity, sources_of_tools: Callable[[], Collection[str]]
@@ -60,18 +79,10 @@ class FeatureView:
         providers = [provider for provider in self._features.providers if provider.instructions]
         if not providers:
             return providers
-        lists = (self.prompts, self.resources, self.templates)
-        visible = {provider.source for list_of in lists for provider, _ in list_of(profile, identity).values()}
+        lists = (self.listed(kind, profile, identity) for kind in _KINDS)
+        visible = {provider.source for listed in lists for provider, _ in listed.values()}
         visible.update(sources_of_tools())
         return [provider for provider in providers if provider.source in visible]
-
-    def resources(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
-        """Returns the resources by URI, each of the first mount that has it."""
-        return self._by_uri(profile, identity, "uri", lambda each: each.resources())
-
-    def templates(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
-        """Returns the templates in the order of their mounts, each of the first mount that has it."""
-        return self._by_uri(profile, identity, "uriTemplate", lambda each: each.templates())
 
     def providers_of(self, profile: Profile, identity: Identity, uri: str) -> list[FeatureProvider]:
         """Returns the mounts that may have a resource, the most likely first.
@@ -81,7 +92,7 @@ class FeatureView:
         before its first variable. A URI of neither may come from a result of a tool: mounts with URIs of its scheme
         get it. A template that begins with a variable counts if no other mount has resources.
         """
-        resources, templates = self.resources(profile, identity), self.templates(profile, identity)
+        resources, templates = (self.listed(kind, profile, identity) for kind in ("resources", "templates"))
         scheme = _scheme(uri)
         if uri in resources:
             owners = [resources[uri][0]]
@@ -103,10 +114,8 @@ class FeatureView:
 
     def digest(self, kind: str, profile: Profile, identity: Identity) -> bytes:
         """Returns a digest of a list: `prompts`, or `resources` with their templates."""
-        if kind == "prompts":
-            tables = [self.prompts(profile, identity)]
-        else:
-            tables = [self.resources(profile, identity), self.templates(profile, identity)]
+        kinds = ("prompts",) if kind == "prompts" else ("resources", "templates")
+        tables = [self.listed(each, profile, identity) for each in kinds]
         content = [[(name, declared) for name, (_, declared) in table.items()] for table in tables]
         return hashlib.sha256(encode(content)).digest()
 
@@ -122,34 +131,6 @@ class FeatureView:
             and (scopes is None or scopes.reaches(listed, name, source, role or profile.role or None))
             and self._policy.admits(self._policy.permissions.rules_of(listed, name, source, role), profile.user)
         )
-
-    def _declared(
-        self, capability: str, declared: Callable[[FeatureProvider], Sequence[Declaration]]
-    ) -> Iterator[tuple[FeatureProvider, Declaration]]:
-        for provider in self._features.providers:
-            if capability in provider.capabilities:
-                for declaration in declared(provider):
-                    yield provider, declaration
-
-    def _by_uri(
-        self,
-        profile: Profile,
-        identity: Identity,
-        key: str,
-        declared: Callable[[FeatureProvider], Sequence[Declaration]],
-    ) -> dict[str, tuple[FeatureProvider, Declaration]]:
-        by_uri: dict[str, tuple[FeatureProvider, Declaration]] = {}
-        for provider, declaration in self._declared("resources", declared):
-            uri = declaration.get(key)
-            if not isinstance(uri, str) or not self._sees(profile, identity, uri, provider):
-                continue
-            if uri not in by_uri:
-                by_uri[uri] = (provider, declaration)
-            elif uri not in self._noticed:
-                self._noticed[uri] = None
-                first, text = by_uri[uri][0].source, "%s has the resource %.200r of %s too: it is read from %s"
-                log.warning(text, provider.source, uri, first, first)
-        return by_uri
 
 
 def matches(template: str, uri: str) -> bool:

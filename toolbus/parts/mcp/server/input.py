@@ -18,9 +18,10 @@ import msgspec
 
 from toolbus.bus.keys.seal import STATE_SECONDS, BrokenSeal
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
+from toolbus.parts.mcp.server.calls import missing_capability
 from toolbus.parts.mcp.server.mcp_request import CallParams, McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
-from toolbus.protocol.input_requests import InvalidInput, capabilities_for, check_answer, check_answers, missing_needs
+from toolbus.protocol.input_requests import InvalidInput, check_answer, check_answers, missing_needs
 from toolbus.protocol.limits import MIB
 
 STATE = "state"  # the purpose of a sealed state
@@ -152,15 +153,6 @@ def _digest(text: bytes) -> str:
     except (ValueError, RecursionError):  # numbers that Python cannot read, or deep nesting: then the text as it is
         pass
     return hashlib.sha256(text).hexdigest()
-
-
-def missing_capability(needs: list[str]) -> RpcError:
-    """Returns the error for a modern client that does not accept a tool's questions."""
-    return RpcError(
-        McpCode.MISSING_CAPABILITY,
-        f"this needs capabilities that the client lacks: {', '.join(needs)}; declare them in clientCapabilities",
-        {"requiredCapabilities": capabilities_for(needs)},
-    )
 
 
 # -- legacy ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Each is ``async def method(server, request) -> bytes``: it returns the text of t
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
@@ -18,7 +19,6 @@ from toolbus.bus.keys.seal import BrokenSeal
 from toolbus.common.text import dump_json, quote, shorten
 from toolbus.errors import INTERNAL_DETAIL, Code, LimitExceeded, Stage
 from toolbus.parts.mcp.messages import jsonrpc
-from toolbus.parts.mcp.messages import tasks as wire
 from toolbus.parts.mcp.messages.eras import (
     BUS_INFO,
     LEGACY_VERSIONS,
@@ -30,8 +30,15 @@ from toolbus.parts.mcp.messages.eras import (
 )
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server import feature_methods
-from toolbus.parts.mcp.server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
-from toolbus.parts.mcp.server.input import NotAnswered, Questions, missing_capability, run_with_input
+from toolbus.parts.mcp.server.calls import (
+    ProgressReport,
+    call_of,
+    missing_capability,
+    seconds_of,
+    unknown_tool,
+    write_result,
+)
+from toolbus.parts.mcp.server.input import NotAnswered, Questions, run_with_input
 from toolbus.parts.mcp.server.mcp_listing import TTL_MS, declare, page_of
 from toolbus.parts.mcp.server.mcp_request import CallParams, McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
@@ -50,13 +57,7 @@ from toolbus.protocol.tool import Annotations, CallError, Result, Tool
 
 TASK = "task"  # the purpose of a signed id
 _ENVELOPE = '{"status":"running","task_id":"'  # begins the output of a call that became a task
-_STATUS = {
-    Status.RUNNING: wire.WORKING,
-    Status.INPUT_REQUIRED: wire.INPUT_REQUIRED,
-    Status.COMPLETED: wire.COMPLETED,
-    Status.FAILED: wire.FAILED,
-    Status.CANCELLED: wire.CANCELLED,
-}
+POLL_MS = 500
 
 
 # -- a call that becomes a task --------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ def check_tasks(request: McpRequest) -> None:
             McpCode.MISSING_CAPABILITY,
             "this needs a client that supports tasks: declare the extension io.modelcontextprotocol/tasks in "
             "clientCapabilities",
-            {"requiredCapabilities": wire.REQUIRED_CAPABILITIES},
+            {"requiredCapabilities": {"extensions": EXTENSIONS}},
         )
 
 
@@ -145,9 +146,9 @@ def describe_fully(server: McpServer, request: McpRequest, task: Task) -> Json:
     elif task.status is not Status.CANCELLED:
         try:
             described["result"] = msgspec.Raw(write_result(_result_of(task), request))
-            described["status"] = wire.COMPLETED  # also for a failed tool: the model reads the failure
+            described["status"] = Status.COMPLETED.value  # also for a failed tool: the model reads the failure
         except RpcError as error:
-            described["status"] = wire.FAILED
+            described["status"] = Status.FAILED.value
             described["error"] = {"code": error.code, "message": error.message}
     return described
 
@@ -166,15 +167,23 @@ async def _find(server: McpServer, request: McpRequest) -> Task:
 
 
 def _describe(server: McpServer, request: McpRequest, task: Task) -> Json:
-    message = task.progress.message if task.progress is not None else ""
-    return wire.write_task(
-        server.sealer.sign(task.task_id, TASK, request.profile.name, task.owner),
-        _STATUS[task.status],
-        created=task.started,
-        updated=task.updated,
-        ttl_ms=max(1, int(server.tasks.limits.finished_seconds * 1000)),
-        message=message or task.error,
-    )
+    """Returns the fields that each message about a task has (SEP-2663)."""
+    described: Json = {
+        "taskId": server.sealer.sign(task.task_id, TASK, request.profile.name, task.owner),
+        "status": "working" if task.status is Status.RUNNING else task.status.value,
+        "createdAt": moment(task.started),
+        "lastUpdatedAt": moment(max(task.started, task.updated)),
+        "ttlMs": max(1, int(server.tasks.limits.finished_seconds * 1000)),
+        "pollIntervalMs": POLL_MS,
+    }
+    message = (task.progress.message if task.progress is not None else "") or task.error
+    return {**described, "statusMessage": message} if message else described
+
+
+def moment(seconds: float) -> str:
+    """Returns seconds since the epoch as the extension writes them."""
+    written = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return written.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _result_of(task: Task) -> Result:
@@ -551,10 +560,10 @@ async def call_tool(server: McpServer, request: McpRequest) -> bytes:
 
 
 _FEATURES: Mapping[str, Handler] = {
-    "prompts/list": feature_methods.list_prompts,
+    "prompts/list": feature_methods.lists("prompts", "prompts"),
     "prompts/get": feature_methods.get_prompt,
-    "resources/list": feature_methods.list_resources,
-    "resources/templates/list": feature_methods.list_templates,
+    "resources/list": feature_methods.lists("resources", "resources"),
+    "resources/templates/list": feature_methods.lists("templates", "resourceTemplates"),
     "resources/read": feature_methods.read_resource,
     "completion/complete": feature_methods.complete,
 }
@@ -606,13 +615,10 @@ async def _in_session(server: McpServer, session: McpSession, request: McpReques
     """Answers a request of a session, which its client can cancel by its id."""
     task = asyncio.current_task()
     assert task is not None  # it runs in one
-    tasks = session.running.setdefault(request.id, set())
-    tasks.add(task)
+    session.running.add(request.id, task)
     if request.method == "tools/call":  # other requests list, or are answered in a fixed form by some clients
         session.catch_up(request.channel)
     try:
         return await handler(server, request)
     finally:
-        tasks.discard(task)
-        if not tasks and session.running.get(request.id) is tasks:
-            del session.running[request.id]
+        session.running.discard(request.id, task)

@@ -7,6 +7,7 @@ Each later line is a message of the bridge's client.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 
@@ -20,7 +21,7 @@ from toolbus.parts.mcp.messages.jsonrpc import JsonId, JsonRpcMessage, McpCode, 
 from toolbus.parts.mcp.server import methods
 from toolbus.parts.mcp.server.pipe_listener import LINE_BYTES, PipeRefused
 from toolbus.parts.mcp.server.server import McpServer
-from toolbus.parts.mcp.server.sessions import CANCELLED, McpSession
+from toolbus.parts.mcp.server.sessions import McpSession, Running
 from toolbus.parts.mcp.settings import DEFAULT_PROFILE, Profile
 
 log = logging.getLogger("toolbus.parts.mcp.messages")
@@ -40,7 +41,7 @@ class Pipe:
         self._writer = writer
         self._profile: Profile  # set by the first line
         self._session: McpSession | None = None  # of a legacy client; None before `initialize`
-        self._running: dict[JsonId, set[asyncio.Task[None]]] = {}  # requests by their ids, which may be equal
+        self._running = Running()
 
     def send(self, message: bytes) -> None:
         """Sends a message; ends the connection of a bridge that does not read."""
@@ -59,8 +60,7 @@ class Pipe:
             while line := await self._line():
                 self._take(line)
         finally:
-            for task in [each for tasks in self._running.values() for each in tasks]:
-                task.cancel()
+            self._running.cancel_all()
             if self._session is not None:
                 self._session.end()
 
@@ -109,27 +109,22 @@ class Pipe:
             self.send(jsonrpc.refusal(id, RpcError(McpCode.INTERNAL, full)))
             return
         task = asyncio.create_task(self._answer(message, id))
-        self._running.setdefault(id, set()).add(task)
+        self._running.add(id, task)
+        task.add_done_callback(functools.partial(self._running.discard, id))  # also of one that never began
 
     async def _answer(self, message: JsonRpcMessage, id: JsonId) -> None:
         try:
+            request = self._server.read(message, self._profile, LOCAL, self, session=self._session)
+        except RpcError as error:
+            self.send(jsonrpc.refusal(id, error))
+            return
+        _, answer = await methods.answer(self._server, request)
+        if message.method == "initialize" and request.session is not None:
             try:
-                request = self._server.read(message, self._profile, LOCAL, self, session=self._session)
-            except RpcError as error:
-                self.send(jsonrpc.refusal(id, error))
-                return
-            _, answer = await methods.answer(self._server, request)
-            if message.method == "initialize" and request.session is not None:
-                try:
-                    self._begin(request.session)
-                except LimitExceeded as error:  # of listeners
-                    answer = jsonrpc.refusal(id, RpcError(McpCode.INTERNAL, str(error)))
-            self.send(answer)
-        finally:
-            tasks = self._running[id]
-            tasks.discard(asyncio.current_task())  # it runs in one
-            if not tasks:
-                del self._running[id]
+                self._begin(request.session)
+            except LimitExceeded as error:  # of listeners
+                answer = jsonrpc.refusal(id, RpcError(McpCode.INTERNAL, str(error)))
+        self.send(answer)
 
     def _begin(self, begun: McpSession) -> None:
         """Replaces the session of `initialize` by one without an id, which ends with the pipe."""
@@ -146,7 +141,6 @@ class Pipe:
             except RpcError:
                 return  # a notification has no response that could carry the error
             if isinstance(id, int | str):
-                for task in self._running.get(id, ()):
-                    task.cancel(CANCELLED)
+                self._running.cancel(id)
             return
         self._server.notice(message, self._session)

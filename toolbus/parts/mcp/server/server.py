@@ -188,7 +188,7 @@ class McpServer:
             with contextlib.suppress(RpcError):  # a notification has no response that could carry the error
                 id = jsonrpc.read(message.params, dict).get("requestId")
                 if isinstance(id, int | str):
-                    session.cancel(id)
+                    session.running.cancel(id)
 
     async def save_names(self) -> None:
         """Persists new names, before a client sees them."""

@@ -66,6 +66,28 @@ class Channel(Protocol):
         """Sends a message, at once or when the client reads; never waits."""
 
 
+class Running(dict[JsonId, set[asyncio.Task[Any]]]):
+    """The tasks that answer requests, by id: ids may repeat."""
+
+    def add(self, id: JsonId, task: asyncio.Task[Any]) -> None:
+        self.setdefault(id, set()).add(task)
+
+    def discard(self, id: JsonId, task: asyncio.Task[Any]) -> None:
+        tasks = self.get(id, set())
+        tasks.discard(task)
+        if not tasks:
+            self.pop(id, None)
+
+    def cancel(self, id: JsonId) -> None:
+        """Cancels the requests of an id for their client."""
+        for task in tuple(self.get(id, ())):
+            task.cancel(CANCELLED)
+
+    def cancel_all(self) -> None:
+        for id in tuple(self):
+            self.cancel(id)
+
+
 MAX_SESSIONS = 1_000
 MAX_STREAMS = 64  # of one session
 MAX_STORED_BYTES = 4 * MIB  # of closed streams of one session, for clients that resume them
@@ -91,7 +113,7 @@ class McpSession:
         version: of the protocol, from the handshake.
         client: its capabilities.
         log_level: the lowest level of log messages that it gets.
-        running: the tasks that answer requests, by id: ids of a session may repeat.
+        running: the tasks that answer its requests.
         is_restored: whether the client needs a notification of all lists, after a restart or a long silence.
         subscriptions: functions that end its subscriptions to resources, by URI.
     """
@@ -103,7 +125,7 @@ class McpSession:
         self.profile = profile
         self.identity = identity
         self.log_level: str = DEFAULT_LEVEL
-        self.running: dict[JsonId, set[asyncio.Task[Any]]] = {}
+        self.running = Running()
         self.subscriptions: dict[str, Callable[[], None]] = {}
         self.is_restored = False
         self.used_at = time.monotonic()
@@ -224,11 +246,6 @@ class McpSession:
         if future is not None and not future.done():
             future.set_result(message)
 
-    def cancel(self, id: JsonId) -> None:
-        """Cancels the running requests of an id."""
-        for task in tuple(self.running.get(id, ())):
-            task.cancel(CANCELLED)
-
     def end(self) -> None:
         """Ends its requests, streams and subscriptions."""
         self.end_standing()
@@ -237,9 +254,7 @@ class McpSession:
         self.subscriptions.clear()
         for stream in self._streams.values():
             stream.close()
-        for tasks in tuple(self.running.values()):
-            for task in tuple(tasks):
-                task.cancel(CANCELLED)
+        self.running.cancel_all()
 
 
 CANCELLED = "the client cancelled the request"

@@ -20,7 +20,6 @@ from toolbus.bus.streams.notification_board import BoardEntry
 from toolbus.errors import LimitExceeded
 from toolbus.parts.mcp.features import FeatureProvider, features_of
 from toolbus.parts.mcp.messages.eras import LIST_CHANGES
-from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.feature_view import FeatureView
 from toolbus.parts.mcp.server.mcp_listing import Listings
 from toolbus.parts.mcp.server.sessions import McpSession
@@ -155,18 +154,6 @@ class Subscriptions:
                 watched.end()
 
         return end
-
-    def check_room(self, count: int) -> None:
-        """Checks that a client that watches `count` resources may watch another one.
-
-        Raises:
-            RpcError: the limit is reached.
-        """
-        if count >= MAX_WATCHED:
-            raise RpcError(
-                McpCode.INVALID_PARAMS,
-                f"this would be more than {MAX_WATCHED} subscriptions (limit mcp_watched): end some of them",
-            )
 
     def end_all(self) -> None:
         for listener in list(self._listeners):
