@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from dataclasses import replace
 from typing import Any
@@ -264,12 +265,14 @@ async def test_an_answer_beyond_the_limit_ends_its_call_and_no_other() -> None:
         assert (await connection.request("server/discover"))["supportedVersions"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "nonsense", '{"jsonrpc":"2.0","id":"other","result":{}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "nonsense", '{"jsonrpc":"2.0","id":"other","result":{}}', '{"id":$ID,"result":{}}']
+)
 async def test_an_answer_that_is_none_ends_the_call(text: str) -> None:
     async with serving(modern=True) as server, connected(server) as connection:
 
         async def wrong(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-            return web.Response(text=text, content_type="application/json")
+            return web.Response(text=text.replace("$ID", json.dumps(message["id"])), content_type="application/json")
 
         server.on["tools/call"] = wrong
         with pytest.raises(Lost, match="not a response to the request") as lost:

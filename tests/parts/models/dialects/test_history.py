@@ -16,17 +16,18 @@ from tests.parts.models.dialects.random_histories import ARGUMENTS, IDS
 from toolbus.parts.models.dialects.call_arguments import portable_id, unique_calls, unique_id
 from toolbus.parts.models.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn
 from toolbus.parts.models.dialects.export import Export
+from toolbus.parts.models.dialects.gemini import Gemini
 from toolbus.parts.models.dialects.history import (
     LOST_RESULT,
     AnsweredTurn,
     ProviderAnswer,
     arguments_text,
     call_wire_name,
-    exported_names,
-    exported_tools,
+    offered,
     pair_calls,
     valid_arguments_text,
 )
+from toolbus.parts.models.dialects.openai_chat import OpenAIChat
 from toolbus.parts.models.dialects.wire_names import GEMINI_NAMES, PLAIN_NAMES, NameTable
 from toolbus.protocol.tool import Result
 
@@ -199,7 +200,7 @@ def test_a_call_has_the_current_name_of_its_tool() -> None:
 
 @pytest.mark.parametrize(("rule", "wire"), [(PLAIN_NAMES, "gone_tool"), (GEMINI_NAMES, "gone.tool")])
 def test_a_withdrawn_tool_is_called_by_a_name_that_the_provider_accepts(rule: Any, wire: str) -> None:
-    assert call_wire_name(call("a", "gone.tool"), exported_names(None, rule), rule) == wire
+    assert call_wire_name(call("a", "gone.tool"), NameTable.empty(rule), rule) == wire
 
 
 def test_an_invented_name_is_not_mapped_to_a_tool_on_the_bus() -> None:
@@ -232,16 +233,14 @@ def test_arguments_may_come_as_text_or_as_an_object(arguments: Any, text: str) -
 
 
 def test_an_export_gives_its_tools_and_names_to_its_own_dialect_only() -> None:
-    export = Export(OWN, ({"name": "x"},), NameTable.build(["x"], PLAIN_NAMES), {})
-    assert exported_tools(export, OWN) == [{"name": "x"}]
-    assert exported_names(export, GEMINI_NAMES) is export.names
-    with pytest.raises(ValueError, match="these tools were exported for 'own', the request is for 'openai': export"):
-        exported_tools(export, "openai")
+    export = Export("gemini", ({"name": "x"},), NameTable.build(["x"], PLAIN_NAMES), {})
+    assert offered(export, Gemini()) == ([{"name": "x"}], export.names)
+    with pytest.raises(ValueError, match="these tools were exported for 'gemini', the request is for 'openai': export"):
+        offered(export, OpenAIChat())
 
 
 def test_without_an_export_there_are_no_tools_and_every_name_is_unknown() -> None:
-    assert exported_tools(None, OWN) == []
-    assert exported_names(None, GEMINI_NAMES) == NameTable.empty(GEMINI_NAMES)
+    assert offered(None, Gemini()) == ([], NameTable.empty(GEMINI_NAMES))
 
 
 # -- any conversation ------------------------------------------------------------------------------------------------

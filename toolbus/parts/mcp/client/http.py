@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
-import msgspec
 
 from toolbus.common.text import clean_line, quote, shorten
 from toolbus.errors import Stage
@@ -35,7 +34,7 @@ from toolbus.parts.mcp.client.http_link import (
 )
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin, Outgoing, Receiver, RequestId, other_form
 from toolbus.parts.mcp.messages import eras, headers, jsonrpc
-from toolbus.parts.mcp.messages.jsonrpc import RpcError
+from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, RpcError
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +78,11 @@ LISTEN = "subscriptions/listen"
 _SESSION = re.compile(rb"session", re.IGNORECASE)  # in the body of a 400: how some servers refuse an unknown session
 
 
-class _Head(msgspec.Struct):
-    """The fields that tell the kinds of messages apart."""
-
-    id: int | str | None = None
-    method: str = ""
-    error: msgspec.Raw = msgspec.Raw(b"")
-    result: msgspec.Raw = msgspec.Raw(b"")
-
-
-_decoder = msgspec.json.Decoder(_Head)
-
-
-def _head_of(message: bytes) -> _Head | None:
-    """Returns the head of a message; None if it cannot be read."""
+def _message_of(message: bytes) -> JsonRpcMessage | None:
+    """Returns a message; None if it cannot be read."""
     try:
-        return _decoder.decode(message)
-    except (msgspec.DecodeError, RecursionError):
+        return jsonrpc.decode(message)
+    except RpcError:
         return None
 
 
@@ -274,7 +261,7 @@ class HttpTransport:
         raise Lost(text, Stage.NOT_DISPATCHED if status in (404, 405, 415) else Stage.DISPATCHED)
 
     def _take_answer(self, request: RequestId, body: bytes) -> None:
-        head = _head_of(body)
+        head = _message_of(body)
         if head is not None and head.id is None and head.error:  # the server could not read the id
             self._take_refusal(Outgoing(b"", request), 200, body)
             return
@@ -306,9 +293,9 @@ class HttpTransport:
 
     def _take_event(self, data: bytes, stream: str, request: RequestId | None) -> bool:
         """Delivers a message; tells whether it answers the request of the stream."""
-        head = _head_of(data)
+        head = _message_of(data)
         self._owner.received(data, stream)  # which logs what cannot be read
-        if head is None or head.method or head.id is None:
+        if head is None or head.method or not isinstance(head.id, int | str):
             return False
         if request is not None and head.id in (request, other_form(request)):
             return True
@@ -561,7 +548,7 @@ class LegacySession:
         parser = SseParser(MAX_EVENT_BYTES)
         async for chunk in response.content.iter_any():
             for event in parser.feed(chunk):
-                head = _head_of(event.data)
+                head = _message_of(event.data)
                 if head is not None and not head.method:
                     return event.data
                 if event.data:

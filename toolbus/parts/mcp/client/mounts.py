@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.core import Core
-from toolbus.bus.keys.private_files import stamp_of
+from toolbus.bus.keys.private_files import Stamp, stamp_of
 from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest, Stage
 from toolbus.parts.mcp.client.authorization import LoginKeeper, TokenAuthorization, token_path
@@ -187,7 +187,8 @@ class Mounts:
         self._core.signals.source_changed(mount.name)
         data_dir = self._core.config.data_dir
         if mount.wants_login and data_dir is not None and mount not in self._polls:
-            poll = asyncio.create_task(_poll(token_path(data_dir, mount.name), mount.logged_in))
+            path = token_path(data_dir, mount.name)
+            poll = asyncio.create_task(_poll(path, stamp_of(path), mount.logged_in))
             self._polls[mount] = poll
             poll.add_done_callback(lambda _: self._polls.pop(mount, None))
 
@@ -288,9 +289,8 @@ class MountOutput:
 POLL_SECONDS = 1.0  # between two looks at the file of tokens
 
 
-async def _poll(path: Path, then: Callable[[], object]) -> None:
-    """Calls `then` once a file changes."""
-    before = stamp_of(path)
+async def _poll(path: Path, before: Stamp, then: Callable[[], object]) -> None:
+    """Calls `then` once a file is not as it was before."""
     while stamp_of(path) == before:
         await asyncio.sleep(POLL_SECONDS)
     then()

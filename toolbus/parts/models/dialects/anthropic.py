@@ -36,8 +36,7 @@ from toolbus.parts.models.dialects.history import (
     alternating,
     arguments_text,
     call_wire_name,
-    exported_names,
-    exported_tools,
+    offered,
     pair_calls,
     system_text,
 )
@@ -328,9 +327,9 @@ class Anthropic(Dialect):
         The API refuses calls in a conversation without declared tools, so without tools calls are written as text. A
         model that thinks refuses to be forced to call.
         """
-        declarations = exported_tools(export, self.name)
+        declarations, names = offered(export, self)
         forced = forced_tool(export, tools)
-        messages = self.history(items, exported_names(export, self.name_rule))
+        messages = self.history(items, names)
         kinds = {block.get("type") for message in messages for block in blocks_of(message["content"])}
         holds_calls = not kinds.isdisjoint(("tool_use", "tool_result"))
         if holds_calls and not declarations:

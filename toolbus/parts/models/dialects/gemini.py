@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar
 
+from toolbus.common.newest import NewestCache
 from toolbus.parts.models.dialects.conversation import (
     Answered,
     Delta,
@@ -35,8 +36,7 @@ from toolbus.parts.models.dialects.history import (
     alternating,
     arguments_text,
     call_wire_name,
-    exported_names,
-    exported_tools,
+    offered,
     pair_calls,
     system_text,
 )
@@ -233,7 +233,7 @@ class Gemini(Dialect):
         super().__init__(max_cached_schemas, images=images)
         self.json_schema = json_schema
         self.output_schemas = output_schemas
-        self._outputs: dict[str, Json | None] = {}  # converted output schemas by their text; threads share it
+        self._outputs = NewestCache[str, Json | None](max_cached_schemas)  # converted output schemas by their text
         if not json_schema:
             self.schema_rules = GEMINI_SCHEMAS
 
@@ -245,12 +245,10 @@ class Gemini(Dialect):
         return declared
 
     def _output(self, tool: Tool) -> Json | None:
-        outputs = self._outputs
-        if tool.output_schema_json not in outputs:
-            if len(outputs) >= self._max_cached_schemas:
-                outputs = self._outputs = {}
-            outputs[tool.output_schema_json] = _response_schema(tool)
-        return outputs[tool.output_schema_json]
+        text = tool.output_schema_json
+        output = self._outputs[text] if text in self._outputs else _response_schema(tool)
+        self._outputs[text] = output
+        return output
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
         stream = PartStream(names)
@@ -322,9 +320,9 @@ class Gemini(Dialect):
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """Returns `contents` and `config`, as `client.models.generate_content` of Google's SDK takes them."""
-        declarations = exported_tools(export, self.name)
+        declarations, names = offered(export, self)
         forced = forced_tool(export, tools)
-        contents = self.history(items, exported_names(export, self.name_rule))
+        contents = self.history(items, names)
         holds_calls = any(part.keys() & {CALL, RESPONSE} for content in contents for part in parts_of(content["parts"]))
         config: Json = {}
         if system := system_text(items):

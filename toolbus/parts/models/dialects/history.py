@@ -19,7 +19,7 @@ from toolbus.errors import Code, Stage
 from toolbus.parts.models.dialects.call_arguments import portable_id, short_id, unique_id
 from toolbus.parts.models.dialects.conversation import Answered, Answers, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.parts.models.dialects.dialect import Dialect
-from toolbus.parts.models.dialects.export import Export
+from toolbus.parts.models.dialects.export import Export, ToolWriter
 from toolbus.parts.models.dialects.wire_names import NameRule, NameTable
 from toolbus.protocol.tool import CallError, Result
 
@@ -156,25 +156,20 @@ def arguments_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
 
 
-def exported_tools(export: Export | None, dialect: str) -> list[Json]:
-    """Returns the declarations of an export for a request.
+def offered(export: Export | None, dialect: ToolWriter) -> tuple[list[Json], NameTable]:
+    """Returns the declarations of an export for a request, and their names; without one, every name is unknown.
 
     Raises:
         ValueError: it is the export of another dialect.
     """
     if export is None:
-        return []
-    if export.dialect != dialect:
+        return [], NameTable.empty(dialect.name_rule)
+    if export.dialect != dialect.name:
         raise ValueError(
-            f"these tools were exported for {export.dialect!r}, the request is for {dialect!r}: "
+            f"these tools were exported for {export.dialect!r}, the request is for {dialect.name!r}: "
             "export them with the dialect that writes the request"
         )
-    return list(export.tools)
-
-
-def exported_names(export: Export | None, rule: NameRule) -> NameTable:
-    """Returns the names of an export; without one, a table in which every name is unknown."""
-    return NameTable.empty(rule) if export is None else export.names
+    return list(export.tools), export.names
 
 
 class PairedDialect(Dialect):
@@ -215,11 +210,9 @@ class PairedDialect(Dialect):
         return messages + self.write_images(named_results)
 
     def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
-        wires = [item.call.wire_name or call_wire_name(item.call, names, self.name_rule) for item in answered]
-        messages = [
-            self.write_result(item.call.id, wire, item.result) for wire, item in zip(wires, answered, strict=True)
-        ]
-        return messages + self.write_images([(wire, item.result) for wire, item in zip(wires, answered, strict=True)])
+        named = [(each.call.wire_name or call_wire_name(each.call, names, self.name_rule), each) for each in answered]
+        messages = [self.write_result(each.call.id, wire, each.result) for wire, each in named]
+        return messages + self.write_images([(wire, each.result) for wire, each in named])
 
     def write_images(self, named_results: Sequence[tuple[str, Result]]) -> list[Json]:
         """Returns messages with the images of results, if they cannot be in the answers to the calls.

@@ -31,8 +31,7 @@ from toolbus.parts.models.dialects.history import (
     PairedDialect,
     ProviderAnswer,
     arguments_text,
-    exported_names,
-    exported_tools,
+    offered,
     valid_arguments_text,
 )
 from toolbus.parts.models.dialects.provider_results import OPENAI_IMAGES, answer_text, data_url, image_label
@@ -439,8 +438,8 @@ def chat_request(
     dialect: PairedDialect, items: Iterable[HistoryItem], export: Export | None, tools: ToolChoice
 ) -> Json:
     """Returns messages, and tools unless ``tools`` is ``none``."""
-    declarations = exported_tools(export, dialect.name)
-    request: Json = {"messages": dialect.history(items, exported_names(export, dialect.name_rule))}
+    declarations, names = offered(export, dialect)
+    request: Json = {"messages": dialect.history(items, names)}
     if declarations and tools != "none":
         request["tools"] = declarations
     return request

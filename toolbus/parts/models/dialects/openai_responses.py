@@ -26,8 +26,7 @@ from toolbus.parts.models.dialects.history import (
     PairedDialect,
     ProviderAnswer,
     arguments_text,
-    exported_names,
-    exported_tools,
+    offered,
     valid_arguments_text,
 )
 from toolbus.parts.models.dialects.openai_chat import flat_tool
@@ -307,12 +306,12 @@ class OpenAIResponses(PairedDialect):
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """As in `Dialect`. Leading system messages become `instructions`, later ones stay in their place."""
-        declarations = exported_tools(export, self.name)
+        declarations, names = offered(export, self)
         forced = forced_tool(export, tools)
         first = 0
         while first < len(items) and isinstance(item := items[first], Message) and item.role == "system":
             first += 1
-        request: Json = {"input": self.history(items[first:], exported_names(export, self.name_rule))}
+        request: Json = {"input": self.history(items[first:], names)}
         if first:
             request["instructions"] = "\n\n".join(item.text for item in items[:first] if isinstance(item, Message))
         if declarations and tools != "none":

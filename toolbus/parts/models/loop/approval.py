@@ -204,40 +204,33 @@ class Approval:
         """Calls the hook. Returns its answer, None if it failed, and the arguments or the refusal."""
         try:
             answer = self._hook(request)
-            decision = await answer if inspect.isawaitable(answer) else answer
+            decision: Any = await answer if inspect.isawaitable(answer) else answer
             if decision is True:
                 return True, Approved(arguments_json)
             if isinstance(decision, Mapping):
                 edited_json = escape_surrogates(dump_json(dict(decision)))
                 return decision, Approved(edited_json, edited=edited_json != arguments_json)
-            if decision is not False and not isinstance(decision, str):
-                raise _NoDecision(shorten(repr(decision)))
-        except asyncio.CancelledError:
-            if is_being_cancelled():
-                raise
-            log.warning("the approval of %s was cancelled: the call is refused", quote(request.tool.name))
-        except _NoDecision as error:
+            if decision is False or isinstance(decision, str):
+                why = f"it was refused: {decision}" if decision else "the user refused this call"
+                return decision, _refusal(request, why, _GO_ON)
             log.error(
                 "the approval of %s returned %s: the call is refused; return True, False, a text for the model or "
                 "arguments",
                 quote(request.tool.name),
-                error,
+                shorten(repr(decision)),
             )
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            log.warning("the approval of %s was cancelled: the call is refused", quote(request.tool.name))
         except TimeoutError as error:  # of the hook itself: the loop sets none
             log.warning("the approval of %s timed out%s: the call is refused", quote(request.tool.name), _detail(error))
         except Exception:
             log.exception("the approval of %s failed: the call is refused", quote(request.tool.name))
-        else:
-            why = f"it was refused: {decision}" if decision else "the user refused this call"
-            return decision, _refusal(request, why, _GO_ON)
         return None, _refusal(request, "its approval failed", _GO_ON)
 
 
 _GO_ON = "Do not make the same call again: tell the user what you wanted to do, or continue without it."
-
-
-class _NoDecision(Exception):
-    """A hook returned something that is not a `Decision`; the text shows it."""
 
 
 def check_hook(hook: Approve) -> Approve:

@@ -195,50 +195,41 @@ class OpenResponse:
         return response_call
 
 
-class OpenResponses:
+class OpenResponses(dict[str, OpenResponse]):
     """The open responses of one session, by id."""
 
     def __init__(self, runner: CallRunner) -> None:
+        super().__init__()
         self._runner = runner
-        self._open: dict[str, OpenResponse] = {}
         self._began = 0  # responses so far
 
-    def get(self, response_id: str, export: Export, *, over: bool) -> OpenResponse:
+    def find(self, response_id: str, export: Export, *, over: bool) -> OpenResponse:
         """Returns a response; a new one where the id is unknown.
 
         Args:
             over: for a new one. A response whose begin the provider did not report is over with each call.
         """
-        response = self._open.get(response_id)
+        response = self.get(response_id)
         if response is None:
             self._began += 1
             calls = RoundCalls(self._runner, export, self._began)
-            response = self._open[response_id] = OpenResponse(self._began, export, calls, over)
+            response = self[response_id] = OpenResponse(self._began, export, calls, over)
         return response
-
-    def end(self, response_id: str) -> None:
-        """A response is over."""
-        if response := self._open.get(response_id):
-            response.over = True
-
-    def clear(self) -> None:
-        """Forgets all responses."""
-        self._open.clear()
 
     @property
     def in_progress(self) -> bool:
         """Whether the model is still giving a response."""
-        return any(not response.over for response in self._open.values())
+        return any(not response.over for response in self.values())
 
     @property
     def running(self) -> int:
         """The number of calls without a result."""
-        return sum(each.result is None for response in self._open.values() for each in response.calls.values())
+        return sum(each.result is None for response in self.values() for each in response.calls.values())
 
     @property
     def call_ids(self) -> list[str]:
         """The ids of all unanswered calls."""
-        return [call_id for response in self._open.values() for call_id in response.calls]
+        return [call_id for response in self.values() for call_id in response.calls]
 
     def complete(self) -> list[str]:
         """Returns the ids of responses whose calls all have results: none while a response is in progress."""
@@ -246,20 +237,20 @@ class OpenResponses:
             return []
         return [
             response_id
-            for response_id, response in self._open.items()
+            for response_id, response in self.items()
             if all(each.result is not None for each in response.calls.values())
         ]
 
     def pop_calls(self, response_ids: Iterable[str]) -> list[ResponseCall]:
         """Removes responses. Returns their calls."""
-        return [each for response_id in response_ids for each in self._open.pop(response_id).calls.values()]
+        return [each for response_id in response_ids for each in self.pop(response_id).calls.values()]
 
     def pop_cancelled(self, call_ids: Iterable[str]) -> list[ResponseCall]:
         """Removes calls from their responses. Returns those that there were."""
         cancelled = frozenset(call_ids)
         return [
             response.calls.pop(call_id)
-            for response in self._open.values()
+            for response in self.values()
             for call_id in tuple(response.calls)
             if call_id in cancelled
         ]
@@ -627,7 +618,7 @@ class RealtimeSession:
                     self._notify(TextDelta(parsed.text) if parsed.kind == "text" else ReasoningDelta(parsed.text))
                 case ResponseBegan():
                     self._turn_taking.response_began()
-                    self._responses.get(parsed.id, self.export, over=False)
+                    self._responses.find(parsed.id, self.export, over=False)
                 case ModelCall():
                     self._take(parsed)
                 case CallsCancelled():
@@ -641,7 +632,8 @@ class RealtimeSession:
                     self._pause_for_response()
                 case ResponseEnded():
                     self._turn_taking.response_ended()
-                    self._responses.end(parsed.id)
+                    if response := self._responses.get(parsed.id):
+                        response.over = True
                     self._notify(ResponseDone(parsed.ending, parsed.reason, parsed.usage))
         self._send_if_ready()
 
@@ -651,7 +643,7 @@ class RealtimeSession:
             if session_id in self._seen:
                 return
             self._seen[session_id] = None
-        response = self._responses.get(call.response, self.export, over=True)
+        response = self._responses.find(call.response, self.export, over=True)
         if call.id in response.calls:
             return  # a provider cannot distinguish the answers of two calls with one id
         response_call = response.add(call, time.time())

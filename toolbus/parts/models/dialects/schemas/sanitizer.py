@@ -39,7 +39,6 @@ class Sanitizer:
     Args:
         property_names: pattern of the property names that the provider accepts; "" means any.
         patterns: writes the values of `pattern`.
-        keys: writes the keys of `patternProperties`.
         grammar: whether servers may turn schemas into grammars as llama.cpp does, which refuses a whole request for a
             schema that is true or false, for a reference that is not a plain path, and for a bound of 2,000 or more.
     """
@@ -49,12 +48,10 @@ class Sanitizer:
         property_names: str = "",
         *,
         patterns: PatternRule = common_pattern,
-        keys: PatternRule = common_pattern,
         grammar: bool = False,
     ) -> None:
         self.names = re.compile(property_names, re.ASCII) if property_names else None
         self.patterns = patterns
-        self.keys = keys
         self.grammar = grammar
 
     def __call__(self, root: dict[str, Any], report: LossReport) -> dict[str, Any]:
@@ -182,7 +179,7 @@ class _Sanitizing:
         return value
 
     def _pattern(self, schema: dict[str, Any], keyword: str, pattern: str, notes: list[str]) -> str | None:
-        rule = self._rules.patterns if keyword == "pattern" else self._rules.keys
+        rule = self._rules.patterns if keyword == "pattern" else common_pattern
         try:
             return rule(pattern)
         except Unreadable as error:
