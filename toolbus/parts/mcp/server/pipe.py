@@ -21,7 +21,7 @@ from toolbus.parts.mcp.messages.jsonrpc import JsonId, JsonRpcMessage, McpCode, 
 from toolbus.parts.mcp.server import methods
 from toolbus.parts.mcp.server.pipe_listener import LINE_BYTES, PipeRefused
 from toolbus.parts.mcp.server.server import McpServer
-from toolbus.parts.mcp.server.sessions import McpSession, Running
+from toolbus.parts.mcp.server.sessions import McpSession, RunningRequests
 from toolbus.parts.mcp.settings import DEFAULT_PROFILE, Profile
 
 log = logging.getLogger("toolbus.parts.mcp.messages")
@@ -41,7 +41,7 @@ class Pipe:
         self._writer = writer
         self._profile: Profile  # set by the first line
         self._session: McpSession | None = None  # of a legacy client; None before `initialize`
-        self._running = Running()
+        self._running = RunningRequests()
 
     def send(self, message: bytes) -> None:
         """Sends a message; ends the connection of a bridge that does not read."""

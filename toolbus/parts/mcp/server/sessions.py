@@ -66,7 +66,7 @@ class Channel(Protocol):
         """Sends a message, at once or when the client reads; never waits."""
 
 
-class Running(dict[JsonId, set[asyncio.Task[Any]]]):
+class RunningRequests(dict[JsonId, set[asyncio.Task[Any]]]):
     """The tasks that answer requests, by id: ids may repeat."""
 
     def add(self, id: JsonId, task: asyncio.Task[Any]) -> None:
@@ -125,7 +125,7 @@ class McpSession:
         self.profile = profile
         self.identity = identity
         self.log_level: str = DEFAULT_LEVEL
-        self.running = Running()
+        self.running = RunningRequests()
         self.subscriptions: dict[str, Callable[[], None]] = {}
         self.is_restored = False
         self.used_at = time.monotonic()
