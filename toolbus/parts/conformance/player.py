@@ -189,10 +189,12 @@ class Player:
         )
 
     async def _steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        verb, began = "", 0.0
         for number, step in enumerate(steps, 1):
-            verb = verb_of(step)
+            before, verb = verb, verb_of(step)
             line = self._stage.lines[step.get("on", "plugin")]
-            began = time.monotonic()
+            if before != "send":  # the client may have what was sent before `send` returns here
+                began = time.monotonic()
             try:
                 await self._do(verb, line, {**step, verb: fill(step[verb], self._stage.bindings)})
             except Mismatch as problem:

@@ -365,10 +365,13 @@ class Line(rpc.ToolBusServiceServicer):
         """Begins to take streams in."""
         rpc.add_ToolBusServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call,unused-ignore]
         credentials = server_credentials(self._access)
-        if credentials is None:
-            self._port = self._server.add_insecure_port(f"127.0.0.1:{quiet_port()}")
-        else:
-            self._port = self._server.add_secure_port(f"127.0.0.1:{quiet_port()}", credentials)
+        while not self._port:
+            with contextlib.suppress(RuntimeError):  # another process has taken the port meanwhile
+                address = f"127.0.0.1:{quiet_port()}"
+                if credentials is None:
+                    self._port = self._server.add_insecure_port(address)
+                else:
+                    self._port = self._server.add_secure_port(address, credentials)
         await self._server.start()
         await self.proxy.open(self._port)
 
