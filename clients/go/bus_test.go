@@ -288,7 +288,7 @@ func TestAPluginAndAHost(t *testing.T) {
 			check(t, err)
 			switch {
 			case change.Full:
-				equal(t, len(change.Added), len(s.plugin.peers[0].tools))
+				equal(t, len(change.Added), len(s.plugin.tools))
 				check(t, AddTool(s.plugin, Tool{Name: "late"}, getWeather))
 			case len(change.Added) > 0:
 				seen = append(seen, "+"+change.Added[0].Name)
@@ -412,7 +412,7 @@ func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
 	at := func(address string) error {
 		return NewPlugin("x", &PluginOptions{Options: Options{Address: address}}).Start()
 	}
-	several := must[[]string](t)(busesOf("mtls:[fe80::1%eth0]:48931, unix:/run/x,y/bus ,[::1]:2"))
+	several := must[*addresses](t)(readAddresses("mtls:[fe80::1%eth0]:48931, unix:/run/x,y/bus ,[::1]:2")).known
 	equal(t, several, []string{"mtls:[fe80::1%eth0]:48931", "unix:/run/x,y/bus", "[::1]:2"})
 	for _, parameters := range []any{`{"type": "object"}`, []byte(`{"type": "object"}`), json.RawMessage(`{"type": "object"}`)} {
 		tool := Tool{Name: "text", Parameters: parameters}
@@ -437,9 +437,9 @@ func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
 		{AddTool(plugin, Tool{Name: "tag"}, func(context.Context, limited) (any, error) { return nil, nil }),
 			`tool "tag": the schema of toolbus.limited.Count: the tag minimum is "one", which is not JSON: write a value such as minimum:"1"`},
 		{NewPlugin("a b", nil).Start(), `the source is "a b", it must be 1 to 128 of [A-Za-z0-9_.:-]`},
-		{at("h:70000"), `the address is "h:70000", it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT`},
-		{at("a:1,,b:1"), `the address is "a:1,", it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT`},
-		{at("a:1,dns:a:1"), `the address "dns:a:1" has dns:, which this module does not look up: list the addresses`},
+		{at("h:70000"), `the address is "h:70000", it must be HOST:PORT, unix:PATH, tls:HOST:PORT, mtls:HOST:PORT or dns:NAME:PORT`},
+		{at("a:1,,b:1"), `the address is "a:1,", it must be HOST:PORT, unix:PATH, tls:HOST:PORT, mtls:HOST:PORT or dns:NAME:PORT`},
+		{at("a:1,dns:tcp:a:1"), `the address is "dns:tcp:a:1", it must be dns:NAME:PORT, dns:tls:NAME:PORT or dns:mtls:NAME:PORT`},
 		{at(strings.Repeat("a:1,", 64) + "a:1"), `the address has 65 buses, it may have 64`},
 	} {
 		setup := new(SetupError)
@@ -570,6 +570,32 @@ func TestWithSeveralAddressesAPluginIsAtEachBusAndAHostGoesOnAtTheNext(t *testin
 	if lines := log.lines.Load(); lines < 2 || lines > 7 {
 		t.Fatalf("each failure is logged once, and not again with each attempt: %d lines", lines)
 	}
+}
+
+func TestANameOfDNSStandsForAllItsBuses(t *testing.T) {
+	first, stopFirst := startBus(t)
+	second, _ := startBus(t)
+	named := func(address string) string { return "dns:localhost:" + address[strings.LastIndex(address, ":")+1:] }
+	plugin := NewPlugin("named", &PluginOptions{Options: Options{Address: named(first), Log: quiet}})
+	defer plugin.Close(t.Context())
+	check(t, AddTool(plugin, Tool{Name: "echo"}, func(_ context.Context, in map[string]any) (any, error) { return in, nil }))
+	check(t, plugin.Ready(t.Context()))
+	host := NewHost(&HostOptions{Options: Options{Address: named(first) + "," + named(second), Log: quiet}})
+	defer host.Close()
+	answer := func() string {
+		for { // until the tool is there
+			if result := must[*Result](t)(host.Call(t.Context(), "echo", `{"a":1}`, nil)); !result.IsError {
+				return result.OutputJSON
+			}
+		}
+	}
+	equal(t, answer(), `{"a":1}`)
+	plugin.attach([]string{second}) // as if DNS had another answer
+	stopFirst()
+	equal(t, answer(), `{"a":1}`)
+	buses := must[*addresses](t)(readAddresses("unix:/a,b, dns:mtls:localhost:7"))
+	found := must[[]string](t)(buses.lookUp(t.Context()))
+	equal(t, []any{found[0], slices.Contains(found, "mtls:localhost@127.0.0.1:7")}, []any{"unix:/a,b", true})
 }
 
 func TestABusThatDoesNotAnswerForTheSakeOfTLSIsExplained(t *testing.T) {

@@ -44,8 +44,9 @@ var (
 
 // Options are what plugins and hosts can state about their connection.
 type Options struct {
-	// Address is HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT, or several of them, separated by commas; by default
-	// TOOLBUS_ADDRESS, then the credential's, then 127.0.0.1:48930. A plugin attaches to all, a host to one at a time.
+	// Address is HOST:PORT, unix:PATH, tls:HOST:PORT, mtls:HOST:PORT, dns: before a name for every bus that DNS has for it, or
+	// several of them, separated by commas; by default TOOLBUS_ADDRESS, then the credential's, then 127.0.0.1:48930. A plugin
+	// attaches to all, a host to one at a time.
 	Address string
 	// Credential is the file that proves who this peer is, to a bus on another machine; by default TOOLBUS_CREDENTIAL.
 	Credential string
@@ -87,7 +88,7 @@ type toolKey struct{ role, name string }
 // peer holds one stream to a bus while it runs, to the next one of its buses when that is gone: offers tools, answers calls,
 // makes calls; in the order of docs/protocol.md. tools.go answers the calls of the bus, calls.go makes calls, link.go has the state of one stream.
 type peer struct {
-	buses    []string
+	buses    *addresses // only its goroutine looks names up
 	source   string
 	options  Options
 	role     role
@@ -129,7 +130,7 @@ type peer struct {
 }
 
 // complete returns the options with what the environment and the credential state, and the buses of the address.
-func complete(source string, options Options) (Options, []string, error) {
+func complete(source string, options Options) (Options, *addresses, error) {
 	if !sourceRule.MatchString(source) {
 		return options, nil, setupErrorf("the source is %q, it must be 1 to 128 of [A-Za-z0-9_.:-]", source)
 	}
@@ -148,11 +149,11 @@ func complete(source string, options Options) (Options, []string, error) {
 		options.Log = slog.Default()
 	}
 	options.Address = cmp.Or(options.Address, os.Getenv("TOOLBUS_ADDRESS"), credential["address"], defaultAddress)
-	buses, err := busesOf(options.Address)
+	buses, err := readAddresses(options.Address)
 	return options, buses, err
 }
 
-func newPeer(source string, options Options, buses []string, role role) *peer {
+func newPeer(source string, options Options, buses *addresses, role role) *peer {
 	return &peer{
 		buses: buses, source: source, options: options, role: role, log: options.Log, shown: map[string]failure{},
 		ended: make(chan struct{}), leaving: make(chan struct{}), work: make(chan *run), changed: make(chan struct{}), answered: -1,
@@ -266,8 +267,14 @@ func (p *peer) live() error {
 	failures := 0     // attempts since the last steady session
 	keyEnded := false // whether the session before ended because the bus no longer accepts its key
 	for attempt := 0; ; attempt++ {
-		bus := p.buses[attempt%len(p.buses)]
-		end, lived, err := p.serve(bus)
+		bus, end, lived := p.options.Address, end{code: "UNAVAILABLE"}, time.Duration(-1)
+		buses, err := p.lookUp()
+		if err != nil {
+			end.text, err = err.Error(), nil
+		} else {
+			bus = buses[attempt%len(buses)]
+			end, lived, err = p.serve(bus)
+		}
 		p.mutex.Lock()
 		err = cmp.Or(err, p.fatal)
 		p.mutex.Unlock()
@@ -286,7 +293,7 @@ func (p *peer) live() error {
 		if left {
 			return nil
 		}
-		if lived < 0 && (attempt+1)%len(p.buses) != 0 {
+		if lived < 0 && (attempt+1)%max(len(buses), 1) != 0 {
 			continue // another bus may be there
 		}
 		select {
@@ -296,6 +303,22 @@ func (p *peer) live() error {
 			return nil
 		}
 	}
+}
+
+// lookUp returns the buses of now, unless this peer leaves meanwhile.
+func (p *peer) lookUp() ([]string, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if p.buses.hasNames() {
+		go func() {
+			select {
+			case <-p.leaving:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return p.buses.lookUp(ctx)
 }
 
 // failed logs why an attempt failed, once. It returns how long to wait before another one, a random time whose upper end

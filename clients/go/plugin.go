@@ -37,9 +37,19 @@ type PluginOptions struct {
 
 // Plugin offers tools under a source, at every bus of its address.
 type Plugin struct {
-	peers  []*peer    // one for each bus; none where the options have a mistake
-	faults []error    // of the options, and of the tools that could not be added before the first start
-	adding sync.Mutex // while a tool is added to all peers, or removed
+	source    string
+	options   Options
+	role      role
+	leaving   chan struct{} // closed when this plugin is to leave
+	mutex     sync.Mutex    // guards all that follows
+	addresses *addresses    // nil where the options have a mistake
+	peers     []*peer       // one for each bus
+	changed   chan struct{} // closed, and replaced, when there are other peers
+	tools     []*offered    // in the order in which they were added
+	version   int           // of the tools; rises with every change
+	faults    []error       // of the options, and of the tools that could not be added before the start
+	begun     bool
+	left      bool
 }
 
 // NewPlugin returns a plugin without tools; nil options have the defaults. An invalid source and a credential that cannot
@@ -48,78 +58,138 @@ func NewPlugin(source string, options *PluginOptions) *Plugin {
 	if options == nil {
 		options = &PluginOptions{}
 	}
-	role := role{options.Qualified, options.AllOrNone, options.Notices, options.OnRefused}
-	own, buses, err := complete(source, options.Options)
+	plugin := &Plugin{
+		source: source, leaving: make(chan struct{}), changed: make(chan struct{}),
+		role: role{options.Qualified, options.AllOrNone, options.Notices, options.OnRefused},
+	}
+	own, addresses, err := complete(source, options.Options)
 	if err != nil {
-		return &Plugin{faults: []error{err}}
+		plugin.faults = []error{err}
+		return plugin
 	}
-	plugin := &Plugin{}
-	for _, bus := range buses {
-		plugin.peers = append(plugin.peers, newPeer(source, own, []string{bus}, role))
-	}
+	plugin.options, plugin.addresses = own, addresses
+	plugin.attach(addresses.known)
 	return plugin
+}
+
+// attach has a peer for each bus, and lets those for others leave.
+func (p *Plugin) attach(buses []string) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.left {
+		return
+	}
+	gone, peers := slices.Clone(p.peers), []*peer{}
+	for _, bus := range buses {
+		own := slices.IndexFunc(gone, func(each *peer) bool { return each.buses.known[0] == bus })
+		if own >= 0 {
+			peers = append(peers, gone[own])
+			gone = slices.Delete(gone, own, own+1)
+			continue
+		}
+		added := newPeer(p.source, p.options, &addresses{known: []string{bus}}, p.role)
+		added.tools, added.version = p.tools, p.version
+		peers = append(peers, added)
+		if p.begun {
+			added.begin()
+		}
+	}
+	if len(gone) == 0 && len(peers) == len(p.peers) {
+		return
+	}
+	p.peers = peers
+	close(p.changed)
+	p.changed = make(chan struct{})
+	for _, each := range gone {
+		each.leave("DNS does not name this bus any more")
+	}
+}
+
+// follow attaches to the buses that DNS has for names, as long as the plugin lives.
+func (p *Plugin) follow() {
+	shown := "" // why the newest look-up failed
+	for ctx := context.Background(); ; {
+		buses, err := p.addresses.lookUp(ctx)
+		if err == nil {
+			p.attach(buses)
+		} else if err.Error() != shown {
+			shown = err.Error()
+			p.options.Log.Warn("toolbus: " + shown)
+		}
+		select {
+		case <-time.After(lookUpTime):
+		case <-p.leaving:
+			return
+		}
+	}
+}
+
+// now returns the peers of now, and what is closed when there are others.
+func (p *Plugin) now() ([]*peer, <-chan struct{}) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return p.peers, p.changed
 }
 
 func (p *Plugin) add(tool Tool, in, out reflect.Type, handler func(context.Context, string) (any, error)) error {
 	declaration, err := declared(tool, in, out)
-	if len(p.peers) == 0 {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.addresses == nil {
 		return errors.Join(p.faults...)
 	}
-	p.adding.Lock()
-	defer p.adding.Unlock()
-	for _, each := range p.peers {
-		each.mutex.Lock()
-		place, begun := each.place(tool.Name), each.begun
-		if err == nil && place >= 0 && !tool.Replace {
-			err = setupErrorf("there already is a tool %q: set Replace, or rename one", tool.Name)
-		}
-		if err == nil {
-			each.tools = slices.Clone(each.tools) // calls that are looked up have the list before
-			if added := (&offered{declaration, handler}); place >= 0 {
-				each.tools[place] = added
-			} else {
-				each.tools = append(each.tools, added)
-			}
-			each.version++
-			each.toolsChanged()
-		}
-		each.mutex.Unlock()
-		if err != nil {
-			if !begun {
-				p.faults = append(p.faults, err)
-			}
-			return err
-		}
+	place := p.place(tool.Name)
+	if err == nil && place >= 0 && !tool.Replace {
+		err = setupErrorf("there already is a tool %q: set Replace, or rename one", tool.Name)
 	}
+	if err != nil {
+		if !p.begun {
+			p.faults = append(p.faults, err)
+		}
+		return err
+	}
+	tools := slices.Clone(p.tools) // calls that are looked up have the list before
+	if added := (&offered{declaration, handler}); place >= 0 {
+		tools[place] = added
+	} else {
+		tools = append(tools, added)
+	}
+	p.offer(tools)
 	return nil
 }
 
-func (p *peer) place(name string) int {
+func (p *Plugin) place(name string) int {
 	return slices.IndexFunc(p.tools, func(each *offered) bool { return each.declaration.Name == name })
+}
+
+// offer has every peer offer these tools from now on.
+func (p *Plugin) offer(tools []*offered) {
+	p.version++
+	p.tools = tools
+	for _, each := range p.peers {
+		each.mutex.Lock()
+		each.tools, each.version = p.tools, p.version
+		each.toolsChanged()
+		each.mutex.Unlock()
+	}
 }
 
 // RemoveTool withdraws a tool; its calls in flight are finished. It returns whether there was one.
 func (p *Plugin) RemoveTool(name string) bool {
-	p.adding.Lock()
-	defer p.adding.Unlock()
-	removed := false
-	for _, each := range p.peers {
-		each.mutex.Lock()
-		if place := each.place(name); place >= 0 {
-			each.tools = slices.Delete(slices.Clone(each.tools), place, place+1)
-			each.version++
-			each.toolsChanged()
-			removed = true
-		}
-		each.mutex.Unlock()
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	place := p.place(name)
+	if place >= 0 {
+		p.offer(slices.Delete(slices.Clone(p.tools), place, place+1))
 	}
-	return removed
+	return place >= 0
 }
 
 // Refused returns the tools that the bus refused, each with its reason.
 func (p *Plugin) Refused() []RefusedTool {
 	var tools []RefusedTool
-	for _, each := range p.peers {
+	peers, _ := p.now()
+	for _, each := range peers {
 		each.mutex.Lock()
 		tools = slices.AppendSeq(tools, maps.Values(each.refused))
 		each.mutex.Unlock()
@@ -130,7 +200,8 @@ func (p *Plugin) Refused() []RefusedTool {
 // Waiting returns the tools that wait for a role.
 func (p *Plugin) Waiting() []WaitingTool {
 	var tools []WaitingTool
-	for _, each := range p.peers {
+	peers, _ := p.now()
+	for _, each := range peers {
 		each.mutex.Lock()
 		for key := range each.waitingTools {
 			tools = append(tools, WaitingTool{key.name, key.role})
@@ -149,20 +220,31 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.Start(); err != nil {
 		return err
 	}
-	for _, each := range p.peers {
+	for {
+		peers, changed := p.now()
+		ended := make(chan struct{}) // closed when all have ended
+		go func() {
+			for _, each := range peers {
+				<-each.ended
+			}
+			if len(peers) > 0 {
+				close(ended)
+			}
+		}()
 		select {
 		case <-ctx.Done():
 			stop() // a second signal ends the program
 			return p.leave(context.Background(), "stopped")
-		case <-each.ended:
+		case <-changed:
+		case <-ended:
+			return refusalOf(peers)
 		}
 	}
-	return p.refusal()
 }
 
-// refusal returns why a bus refused this plugin; nil if none did.
-func (p *Plugin) refusal() error {
-	for _, each := range p.peers {
+// refusalOf returns why a bus refused a plugin; nil if none did.
+func refusalOf(peers []*peer) error {
+	for _, each := range peers {
 		if each.refusal != nil {
 			return each.refusal
 		}
@@ -172,9 +254,15 @@ func (p *Plugin) refusal() error {
 
 // Start connects in the background. The error is a [*SetupError].
 func (p *Plugin) Start() error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
 	if err := errors.Join(p.faults...); err != nil {
 		return err
 	}
+	if !p.begun && p.addresses.hasNames() {
+		go p.follow()
+	}
+	p.begun = true
 	for _, each := range p.peers {
 		each.begin()
 	}
@@ -187,16 +275,37 @@ func (p *Plugin) Ready(ctx context.Context) error {
 	if err := p.Start(); err != nil {
 		return err
 	}
-	waiting, stop := context.WithCancel(ctx)
+	for {
+		peers, changed := p.now()
+		waiting, stop := context.WithCancel(ctx)
+		answers := make(chan error, 1)
+		go func() { answers <- anyDeclared(waiting, peers) }()
+		select {
+		case err := <-answers:
+			stop()
+			return err
+		case <-changed:
+			stop()
+		}
+	}
+}
+
+// anyDeclared waits until one of the peers has its answer for all tools, or each has failed.
+func anyDeclared(ctx context.Context, peers []*peer) error {
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	answers := make(chan error, len(p.peers))
-	for _, each := range p.peers {
+	answers := make(chan error, len(peers))
+	for _, each := range peers {
 		go func() {
-			answers <- each.until(waiting, func() bool { return each.attached != nil && each.answered == each.version })
+			answers <- each.until(ctx, func() bool { return each.attached != nil && each.answered == each.version })
 		}()
 	}
+	if len(peers) == 0 {
+		<-ctx.Done()
+		return &PeerLost{"DEADLINE_EXCEEDED", "DNS has not answered in time"}
+	}
 	var err error
-	for range p.peers {
+	for range peers {
 		if err = <-answers; err == nil {
 			return nil
 		}
@@ -211,13 +320,20 @@ func (p *Plugin) Close(ctx context.Context) error { return p.leave(ctx, "closed"
 func (p *Plugin) leave(ctx context.Context, reason string) error {
 	ctx, cancel := context.WithTimeout(ctx, graceTime)
 	defer cancel()
-	for _, each := range p.peers {
+	p.mutex.Lock()
+	if !p.left {
+		p.left = true
+		close(p.leaving)
+	}
+	p.mutex.Unlock()
+	peers, _ := p.now()
+	for _, each := range peers {
 		each.leave(reason)
 	}
-	for _, each := range p.peers {
+	for _, each := range peers {
 		each.wait(ctx)
 	}
-	return p.refusal()
+	return refusalOf(peers)
 }
 
 // Call calls any tool of the first bus that is connected, outside of a call; in a handler use [ToolScope.Call]. It is as [Host.Call].
@@ -225,7 +341,8 @@ func (p *Plugin) Call(ctx context.Context, name string, arguments any, options *
 	if err := p.Start(); err != nil {
 		return nil, err
 	}
-	for _, each := range p.peers {
+	peers, _ := p.now()
+	for _, each := range peers {
 		each.mutex.Lock()
 		connected := each.attached != nil
 		each.mutex.Unlock()
@@ -233,7 +350,16 @@ func (p *Plugin) Call(ctx context.Context, name string, arguments any, options *
 			return each.callTool(ctx, name, arguments, options)
 		}
 	}
-	return p.peers[0].callTool(ctx, name, arguments, options)
+	if len(peers) == 0 {
+		return nil, &PeerLost{"UNAVAILABLE", "DNS has not answered yet: wait for Ready"}
+	}
+	return peers[0].callTool(ctx, name, arguments, options)
+}
+
+// has tells whether a peer is one of this plugin.
+func (p *Plugin) has(peer *peer) bool {
+	peers, _ := p.now()
+	return peer != nil && slices.Contains(peers, peer)
 }
 
 // Notify tells a user ("" means all) something outside a call: a text, and any JSON for programs. It returns how many hosts
@@ -277,7 +403,7 @@ type Generation struct {
 func (p *Plugin) Generate(ctx context.Context, request GenerationRequest) (*Generation, error) {
 	var result *Result
 	var err error
-	if scope := ScopeOf(ctx); scope.peer != nil && slices.Contains(p.peers, scope.peer) {
+	if scope := ScopeOf(ctx); p.has(scope.peer) {
 		result, err = scope.Call(ctx, "host:generate", request, nil)
 	} else {
 		result, err = p.Call(ctx, "host:generate", request, nil)

@@ -16,7 +16,6 @@ import (
 	"reflect"
 	"regexp"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
@@ -38,13 +37,10 @@ const (
 	service = "/toolbus.v1.ToolBusService/"
 	// probeTime is how long whyUnanswered waits for each answer.
 	probeTime = 3 * time.Second
-	maxBuses  = 64      // of one address
 	window    = 4 << 20 // bytes that the bus may send before this process has read them
 )
 
 var (
-	hostPort        = regexp.MustCompile(`^(?:m?tls:)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:/?#@,\[\]]+):(\d{1,5})$`)
-	busBegin        = regexp.MustCompile(`^\s*(?:\[|[^:/]*:)`)
 	localAddress    = regexp.MustCompile(`^(unix:|127\.0\.0\.1:|localhost:|\[::1\]:)`)
 	credentialValue = regexp.MustCompile(
 		`(?ms)^\s*(\w+)\s*=\s*(?:"""\r?\n?(.*?)"""|'''\r?\n?(.*?)'''|"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)')`)
@@ -60,45 +56,13 @@ type connection struct {
 	token   string
 }
 
-// busesOf returns the buses of an address, which commas separate; a SetupError for one that no connection can use.
-func busesOf(text string) ([]string, error) {
-	var buses []string
-	for part := range strings.SplitSeq(text, ",") {
-		if len(buses) > 0 && !busBegin.MatchString(part) {
-			buses[len(buses)-1] += "," + part // of the path of a socket
-		} else {
-			buses = append(buses, part)
-		}
-	}
-	if len(buses) > maxBuses {
-		return nil, setupErrorf("the address has %d buses, it may have %d", len(buses), maxBuses)
-	}
-	for i, address := range buses {
-		address = strings.TrimSpace(address)
-		buses[i] = address
-		if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix && path != "" {
-			continue
-		}
-		if match := hostPort.FindStringSubmatch(address); match != nil {
-			if port, err := strconv.ParseUint(match[1], 10, 16); err == nil && port > 0 {
-				continue
-			}
-		}
-		if strings.HasPrefix(address, "dns:") {
-			return nil, setupErrorf("the address %q has dns:, which this module does not look up: list the addresses", address)
-		}
-		return nil, setupErrorf("the address is %q, it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT", address)
-	}
-	return buses, nil
-}
-
 // connect makes a connection; a SetupError says why the credential cannot be used.
 func connect(address, credentialPath string) (*connection, error) {
 	credential, err := readCredential(credentialPath)
 	if err != nil {
 		return nil, err
 	}
-	target, config, err := dialing(address, credential)
+	target, name, config, err := dialing(address, credential)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +73,7 @@ func connect(address, credentialPath string) (*connection, error) {
 	if strings.HasPrefix(address, "mtls:") && len(config.Certificates) == 0 {
 		return nil, setupErrorf("the bus at %s asks for a client certificate, and %s", address, ownCertificate(credentialPath, credential))
 	}
-	network, authority, security := "tcp", target, insecure.NewCredentials()
+	network, authority, security := "tcp", cmp.Or(name, target), insecure.NewCredentials()
 	if config != nil {
 		security = credentials.NewTLS(config)
 	}
@@ -135,27 +99,34 @@ func connect(address, credentialPath string) (*connection, error) {
 	return &connection{channel, token}, nil
 }
 
-// dialing returns what follows the prefix of an address, and how the connection is secured; nil for plain text.
-func dialing(address string, credential map[string]string) (string, *tls.Config, error) {
+// dialing returns what follows the prefix of an address, the name that its certificate shows where that is another one, and
+// how the connection is secured; nil for plain text.
+func dialing(address string, credential map[string]string) (string, string, *tls.Config, error) {
 	prefix, target, _ := strings.Cut(address, ":")
 	if prefix != "tls" && prefix != "mtls" {
-		return address, nil, nil
+		return address, "", nil, nil
+	}
+	name, host, isNamed := strings.Cut(target, "@")
+	if isNamed {
+		target = host
+	} else {
+		name = ""
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if ca := credential["ca"]; ca != "" {
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM([]byte(ca)) {
-			return "", nil, setupErrorf("ca of the credential holds no certificate in PEM: create the credential anew")
+			return "", "", nil, setupErrorf("ca of the credential holds no certificate in PEM: create the credential anew")
 		}
 	}
 	if credential["certificate"] != "" && credential["key"] != "" {
 		pair, err := tls.X509KeyPair([]byte(credential["certificate"]), []byte(credential["key"]))
 		if err != nil {
-			return "", nil, setupErrorf("certificate and key of the credential do not fit (%v): create it anew", err)
+			return "", "", nil, setupErrorf("certificate and key of the credential do not fit (%v): create it anew", err)
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}
-	return target, config, nil
+	return target, name, config, nil
 }
 
 // ownCertificate says what is the matter with the certificate of this peer, which a bus asks for or does not accept, and how
@@ -180,7 +151,7 @@ func renewal(credential map[string]string) string {
 // returns the reason and how to fix it, empty where it knows nothing better, and whether there was a listener.
 func whyUnanswered(address, credentialPath string) (string, bool) {
 	credential, _ := readCredential(credentialPath) // the attempt to connect has reported an error
-	target, config, err := dialing(address, credential)
+	target, name, config, err := dialing(address, credential)
 	if err != nil || strings.HasPrefix(target, "unix:") {
 		return "", true
 	}
@@ -194,7 +165,8 @@ func whyUnanswered(address, credentialPath string) (string, bool) {
 	if isPlain {
 		config = &tls.Config{InsecureSkipVerify: true} // nothing is sent to it
 	}
-	config.ServerName, _, _ = net.SplitHostPort(target)
+	host, _, _ := net.SplitHostPort(target)
+	config.ServerName = cmp.Or(name, host)
 	config.NextProtos = []string{"h2"}
 	secure := tls.Client(plain, config)
 	err = secure.Handshake()

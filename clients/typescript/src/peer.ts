@@ -5,13 +5,14 @@
  */
 import { randomBytes } from "node:crypto";
 
+import { Addresses, LOOK_UP_MS } from "./addresses.js";
 import { Calls } from "./calls.js";
 import { RegisterRequestSchema, RegisterResponseSchema, Subscription, type Attached, type Event, type InvokeResponse, type RefusedTool as WireRefused, type WaitingTool as WireWaiting } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import { Link, TICK_MS } from "./link.js";
 import { changeFromWire, notificationFromWire, type CatalogChange, type ListedTool, type Notification } from "./shapes.js";
 import { Tools } from "./tools.js";
 import { PeerLost, RequestError, SetupError, ToolBusError } from "./values.js";
-import { busesOf, Connection, readCredential, whyUnanswered, type End, type Stream } from "./wire.js";
+import { Connection, readCredential, whyUnanswered, type End, type Stream } from "./wire.js";
 
 const ADDRESS = "127.0.0.1:48930";
 const ATTACH_MS = 10_000; // for connecting, and for the answer to the attach
@@ -29,8 +30,9 @@ const OTHER_PAUSES = [50, 800] as const;
 /** What plugins and hosts can state about their connection. */
 export interface PeerOptions {
   /**
-   * `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT` or `mtls:HOST:PORT`, or several of them, separated by commas; by default
-   * TOOLBUS_ADDRESS, then the credential's. A plugin attaches to all, a host to one at a time.
+   * `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT`, `mtls:HOST:PORT`, `dns:` before a name for every bus that DNS has for it,
+   * or several of them, separated by commas; by default TOOLBUS_ADDRESS, then the credential's. A plugin attaches to all, a
+   * host to one at a time.
    */
   readonly address?: string;
   /** The file that proves who this peer is, to a bus on another machine; by default TOOLBUS_CREDENTIAL. */
@@ -96,7 +98,8 @@ export class Peer {
   attached: Attached | null = null;
   connection: Connection | null = null; // null between two streams
   readonly log: (text: string) => void;
-  private readonly buses: readonly string[];
+  readonly address: string;
+  private readonly addresses: Addresses;
   private readonly identity: { source: string; instance: string; token: string };
   private link: Link | null = null; // the current stream; null between two
   private left = ""; // why this peer does not attach again; empty while it does
@@ -128,7 +131,8 @@ export class Peer {
     if (!/^[A-Za-z0-9_.:-]{1,128}$/.test(source)) {
       throw new SetupError(`the source is '${source}', it must be 1 to 128 of [A-Za-z0-9_.:-]`);
     }
-    this.buses = busesOf(options.address);
+    this.address = options.address;
+    this.addresses = new Addresses(options.address);
     this.identity = { source, instance: options.instance, token: options.token };
     this.log = options.log;
     this.calls = new Calls(this.log);
@@ -238,8 +242,10 @@ export class Peer {
     let keyEnded = false; // whether the session before ended because the bus no longer accepts its key
     try {
       for (let attempt = 0; !this.left; attempt += 1) {
-        const address = this.buses[attempt % this.buses.length] as string;
-        const { end, lived } = await this.serve(address);
+        const buses = await this.lookUp();
+        if (this.left) break;
+        const address = typeof buses === "string" ? this.address : (buses[attempt % buses.length] as string);
+        const { end, lived } = typeof buses === "string" ? { end: { code: "UNAVAILABLE", text: buses }, lived: -1 } : await this.serve(address);
         if (this.fatal !== null) throw this.fatal;
         const again = lived < STEADY_MS && (lived < 0 || keyEnded);
         keyEnded = end.code === "UNAUTHENTICATED";
@@ -248,7 +254,7 @@ export class Peer {
         if (this.left) break;
         const [first, longest] = PAUSES[end.code] ?? OTHER_PAUSES;
         this.showFailure(address, end, longest);
-        if (lived < 0 && (attempt + 1) % this.buses.length !== 0) continue; // another bus may be there
+        if (lived < 0 && typeof buses !== "string" && (attempt + 1) % buses.length !== 0) continue; // another bus may be there
         await this.pause(Math.random() * Math.min(longest, first * 2 ** Math.min(failures, 10)));
         failures += 1;
       }
@@ -261,6 +267,15 @@ export class Peer {
       this.notifyChanged();
       for (const reader of this.readers.keys()) reader.wake();
     }
+  }
+
+  /** Returns the buses of now, or why there are none; looks up names unless this peer leaves meanwhile. */
+  private async lookUp(): Promise<readonly string[] | string> {
+    if (!this.addresses.hasNames) return this.addresses.known;
+    const found = this.addresses.lookUp().catch((problem: PeerLost) => problem.details);
+    const buses = await Promise.race([found, this.pause(LOOK_UP_MS)]);
+    this.wake();
+    return buses ?? `DNS does not answer within ${LOOK_UP_MS / 1000} s`;
   }
 
   /** Runs one stream from its attach to its end; returns its status, and how long the session was live, in ms. */

@@ -1,10 +1,12 @@
 /** Offers tools: a program makes a `Plugin`, adds its tools, and runs it. */
-import { Peer, settingsOf, type PeerOptions, type RefusedTool, type WaitingTool } from "./peer.js";
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { Addresses, LOOK_UP_MS } from "./addresses.js";
+import { Peer, settingsOf, type PeerOptions, type RefusedTool, type Settings, type WaitingTool } from "./peer.js";
 import { resultFromWire } from "./shapes.js";
 import type { Schema } from "./schema.js";
 import { Tools, type Handler, type ToolOptions, type ToolScope } from "./tools.js";
-import { argumentsJson, type Result } from "./values.js";
-import { busesOf } from "./wire.js";
+import { argumentsJson, PeerLost, type Result } from "./values.js";
 
 const GRACE_SECONDS = 30; // for calls in flight, when a plugin leaves
 
@@ -50,14 +52,50 @@ export interface Generation {
 
 /** Offers tools under a source, at every bus of its address. It connects by `run` or `start`, and reconnects until it is closed. */
 export class Plugin {
+  private readonly settings: Settings;
   private readonly tools: Tools;
-  private readonly peers: readonly Peer[]; // one for each bus
+  private readonly addresses: Addresses;
+  private readonly leaving = new AbortController();
+  private peers: readonly Peer[] = []; // one for each bus
+  private begun = false;
+  private changed: () => void = () => undefined; // there are other peers
+  private change = new Promise<void>((resolve) => (this.changed = resolve));
 
   /** @throws SetupError the source or the credential breaks a rule. */
-  constructor(readonly source: string, options: PluginOptions = {}) {
-    const settings = settingsOf(options);
-    this.tools = new Tools(settings.log);
-    this.peers = busesOf(settings.address).map((address) => new Peer(source, { ...settings, address }, options, this.tools));
+  constructor(readonly source: string, private readonly options: PluginOptions = {}) {
+    this.settings = settingsOf(options);
+    this.tools = new Tools(this.settings.log);
+    this.addresses = new Addresses(this.settings.address);
+    this.attach(this.addresses.known);
+  }
+
+  /** Has a peer for each bus, and lets those for others leave. */
+  private attach(buses: readonly string[]): void {
+    if (this.leaving.signal.aborted) return;
+    const before = this.peers;
+    const made = (address: string) => new Peer(this.source, { ...this.settings, address }, this.options, this.tools);
+    const peers = buses.map((address) => before.find((peer) => peer.address === address) ?? made(address));
+    if (peers.length === before.length && peers.every((peer) => before.includes(peer))) return;
+    this.peers = peers;
+    if (this.begun) for (const peer of peers) peer.begin();
+    for (const peer of before) if (!peers.includes(peer)) peer.leave("DNS does not name this bus any more");
+    this.changed();
+    this.change = new Promise((resolve) => (this.changed = resolve));
+  }
+
+  /** Attaches to the buses that DNS has for names, as long as the plugin lives. */
+  private async follow(): Promise<void> {
+    const { signal } = this.leaving;
+    for (let shown = ""; !signal.aborted; ) {
+      try {
+        this.attach(await this.addresses.lookUp());
+      } catch (problem) {
+        const { message } = problem as Error;
+        if (message !== shown) this.settings.log(message);
+        shown = message;
+      }
+      await sleep(LOOK_UP_MS, undefined, { signal }).catch(() => undefined);
+    }
   }
 
   /** The tools that the bus refused, each with its reason. */
@@ -97,9 +135,13 @@ export class Plugin {
     const stop = () => void this.close(GRACE_SECONDS, "stopped");
     process.on("SIGINT", stop).on("SIGTERM", stop);
     try {
-      if (this.peers.length > 1) this.start(); // logs the refusal of one while others serve
-      const ends = await Promise.allSettled(this.peers.map((peer) => peer.run()));
-      for (const end of ends) if (end.status === "rejected") throw end.reason;
+      if (this.peers.length !== 1 || this.addresses.hasNames) this.start(); // logs the refusal of one while others serve
+      for (let peers: readonly Peer[] | null = null; peers !== this.peers; ) {
+        peers = this.peers;
+        const ended = Promise.allSettled(peers.map((peer) => peer.run()));
+        const ends = await Promise.race(peers.length > 0 ? [ended, this.change] : [this.change]);
+        for (const end of ends ?? []) if (end.status === "rejected" && peers === this.peers) throw end.reason;
+      }
     } finally {
       process.off("SIGINT", stop).off("SIGTERM", stop);
     }
@@ -107,18 +149,26 @@ export class Plugin {
 
   /** Connects in the background. */
   start(): void {
+    if (!this.begun && this.addresses.hasNames) void this.follow();
+    this.begun = true;
     for (const peer of this.peers) peer.begin();
   }
 
   /** Connects, and waits until a bus has answered for all tools. @throws RequestError, PeerLost */
   async ready(): Promise<void> {
     this.start();
-    const answers = this.peers.map((peer) => peer.until(() => peer.declared));
-    await Promise.any(answers).catch(() => answers[0]); // each is refused
+    for (let peers: readonly Peer[] | null = null; peers !== this.peers; ) {
+      peers = this.peers;
+      const answers = peers.map((peer) => peer.until(() => peer.declared));
+      const any = Promise.any(answers).catch(() => answers[0]); // each is refused
+      await Promise.race(peers.length > 0 ? [any, this.change] : [this.change]);
+    }
   }
 
   /** Leaves gracefully: withdraws the tools, finishes the calls in flight within a time, disconnects. */
   async close(graceSeconds = GRACE_SECONDS, reason = "closed"): Promise<void> {
+    this.leaving.abort();
+    if (this.peers.length === 0) this.changed();
     for (const peer of this.peers) peer.leave(reason);
     await Promise.all(this.peers.map((peer) => peer.ended(graceSeconds)));
   }
@@ -160,7 +210,8 @@ export class Plugin {
   async call(name: string, args: unknown = {}, options: { timeout?: number; signal?: AbortSignal } = {}): Promise<Result> {
     const time = options.timeout === undefined ? {} : { timeoutSeconds: options.timeout };
     const route = options.signal === undefined ? {} : { signal: options.signal };
-    const peer = this.peers.find((each) => each.attached) ?? (this.peers[0] as Peer);
+    const peer = this.peers.find((each) => each.attached) ?? this.peers[0];
+    if (peer === undefined) throw new PeerLost("UNAVAILABLE", "DNS has not answered yet: wait for ready()");
     return resultFromWire(await peer.calls.call({ name, argumentsJson: argumentsJson(args), ...time }, route));
   }
 }

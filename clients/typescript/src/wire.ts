@@ -13,7 +13,6 @@ import { InvokeResponseSchema, type InvokeResponse } from "./gen/toolbus/v1/tool
 import type { Outbox } from "./link.js";
 import { PeerLost, RequestError, SetupError } from "./values.js";
 
-const MAX_BUSES = 64; // of one address
 const PROBE_MS = 3000; // that whyUnanswered waits for each answer
 const SERVICE = "/toolbus.v1.ToolBusService/";
 const OPTIONS = {
@@ -36,19 +35,6 @@ export interface Credential {
   /** PEM: of this peer, for `mtls:`. */
   readonly certificate?: string;
   readonly key?: string;
-}
-
-/** Returns the buses of an address, which commas separate. @throws SetupError no connection can use one of them. */
-export function busesOf(text: string): string[] {
-  const buses = text.split(/,(?=\s*(?:\[|[^:/,]*:))/).map((each) => each.trim()); // a path may have commas
-  if (buses.length > MAX_BUSES) throw new SetupError(`the address has ${buses.length} buses, it may have ${MAX_BUSES}`);
-  for (const address of buses) {
-    const port = /^(?:m?tls:)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:/?#@,[\]]+):(\d{1,5})$/.exec(address)?.[1];
-    if (/^unix:./s.test(address) || (Number(port) > 0 && Number(port) < 65_536)) continue;
-    if (address.startsWith("dns:")) throw new SetupError(`the address '${address}' has dns:, which this package does not look up: list the addresses`);
-    throw new SetupError(`the address is '${address}', it must be HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT`);
-  }
-  return buses;
 }
 
 /** How a stream ended: the name of its gRPC status, and its text. */
@@ -114,7 +100,7 @@ export class Connection {
   /** @throws SetupError the credential cannot be used. */
   constructor(address: string, credentialPath: string) {
     const { token, ca, key, certificate } = readCredential(credentialPath);
-    const [, prefix, target] = /^(?:(m?tls):)?(.*)$/s.exec(address) as unknown as [string, string | undefined, string];
+    const [, prefix, name, target] = /^(?:(m?tls):(?:([^@]*)@)?)?(.*)$/s.exec(address) as unknown as [string, string | undefined, string | undefined, string];
     if (token && !prefix && !/^(unix:|127\.0\.0\.1:|localhost:|\[::1\]:)/.test(address)) {
       throw new SetupError(`a token is not sent to ${address} in plain text: write tls:${address}`);
     }
@@ -124,7 +110,8 @@ export class Connection {
     const security = prefix
       ? grpc.credentials.createSsl(pem(ca), both ? pem(key) : null, both ? pem(certificate) : null)
       : grpc.credentials.createInsecure();
-    this.client = new grpc.Client(target, security, OPTIONS);
+    const named = name ? { "grpc.ssl_target_name_override": name, "grpc.default_authority": name } : {};
+    this.client = new grpc.Client(target, security, { ...OPTIONS, ...named });
     if (token) this.metadata.set("authorization", `Bearer ${token}`);
   }
 
@@ -201,8 +188,8 @@ function whyUntrusted(error: HandshakeError, address: string, path: string, rene
  * that it is spoken to without TLS, or that the connection ended because of a client's certificate.
  */
 export function whyUnanswered(address: string, path: string): Promise<Look> {
-  const [, prefix = "", host = "", port = ""] = /^(m?tls:)?\[?(.*?)\]?:(\d+)$/s.exec(address) ?? [];
-  if (!port || address.includes("unix:")) return Promise.resolve({ why: "", reached: true });
+  const [, prefix = "", named, host = "", port = ""] = /^(?:(m?tls:)(?:([^@]*)@)?)?\[?(.*?)\]?:(\d+)$/s.exec(address) ?? [];
+  if (!port || /^(unix|dns):/.test(address)) return Promise.resolve({ why: "", reached: true });
   let credential: Credential = {};
   try {
     credential = readCredential(path);
@@ -225,7 +212,7 @@ export function whyUnanswered(address: string, path: string): Promise<Look> {
     socket.setTimeout(PROBE_MS, () => done("", true));
     socket.on("error", () => done(shakenHands ? refusal : "", shakenHands));
     socket.on("connect", () => {
-      const secure = tls.connect({ socket, host, ...(net.isIP(host) ? {} : { servername: host }), ...options }, () => {
+      const secure = tls.connect({ socket, host: named ?? host, ...(net.isIP(named ?? host) ? {} : { servername: named ?? host }), ...options }, () => {
         if (!prefix) return done(`the server at ${address} speaks TLS: write tls:${address} or mtls:${address}, and name a credential in TOOLBUS_CREDENTIAL`, true);
         shakenHands = true;
         secure.write("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"); // the preface, and empty SETTINGS

@@ -9,6 +9,7 @@ import { MockLanguageModelV3 } from "ai/test";
 import { z } from "zod";
 
 import { Host as HttpHost } from "../src/http.js";
+import { Addresses } from "../src/addresses.js";
 import { Host, image, link, PeerLost, Plugin, Reply, RequestError, SetupError, type Progress } from "../src/index.js";
 import { aiTools, anthropicTools, openAiTools } from "../src/models.js";
 import { runningBus, secureServer, until, type Bus } from "./support.js";
@@ -258,7 +259,7 @@ test("two plugins of one source share the calls of a tool, and one that leaves l
 
 test("mistakes of the program name the value, the rule and the fix", async () => {
   assert.throws(() => new Plugin("a b"), SetupError);
-  assert.throws(() => new Host({ address: "a:1,dns:b:1" }), /'dns:b:1' has dns:.*list the addresses/);
+  assert.throws(() => new Host({ address: "a:1,dns:tcp:b:1" }), /'dns:tcp:b:1', it must be dns:NAME:PORT/);
   assert.throws(() => new Plugin("many", { address: Array(65).fill("a:1").join() }), /65 buses, it may have 64/);
   for (const address of ["h", "http://h:1", "h:70000", "tls:h", "a:1,,b:1", "a:1,b"]) assert.throws(() => new Host({ address }), /it must be HOST:PORT/);
   assert.throws(() => plugin.tool("a b", { description: "" }, () => 1), /'a b' breaks the rule.*rename/);
@@ -358,6 +359,26 @@ test("tools that do not fit into one message are offered by further ones", async
   assert.equal((await host.list({ source: "many" })).length, 69);
   assert.equal((await host.call("many_68")).output, 68);
   await many.close();
+});
+
+test("a name of DNS stands for all its buses", async () => {
+  const buses = await Promise.all([runningBus(), runningBus()]);
+  const [first, second] = buses.map(({ grpc }) => `dns:localhost:${grpc.split(":").at(-1) ?? ""}`) as [string, string];
+  const named = new Plugin("named", { ...quiet, address: first });
+  named.tool("named_echo", { description: "Echoes." }, ({ text }) => text);
+  await named.ready();
+  const caller = new Host({ ...quiet, address: `${first}, ${second}` });
+  const answer = async () => (await caller.call("named_echo", { text: "here" })).output === "here";
+  await until(answer);
+  (named as unknown as { attach(addresses: readonly string[]): void }).attach([buses[1]?.grpc ?? ""]); // as if DNS had another answer
+  await buses[0]?.stop();
+  await until(answer);
+  await Promise.all([caller.close(), named.close()]);
+  await buses[1]?.stop();
+  const addresses = new Addresses("unix:/a,b, dns:mtls:localhost:7");
+  const found = await addresses.lookUp();
+  assert.equal(found[0], "unix:/a,b");
+  assert.ok(found.includes("mtls:localhost@127.0.0.1:7"));
 });
 
 test("a bus that does not answer for the sake of TLS is explained", async () => {
