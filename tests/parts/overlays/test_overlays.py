@@ -156,6 +156,12 @@ async def test_a_retired_tool_answers_without_a_run_offered_or_not(world: World)
     assert (await world.call("gone", anything=1)).output == "gone is retired"
 
 
+async def test_an_argument_that_is_renamed_to_its_own_name_can_be_given(world: World) -> None:
+    world.file.write_text('["local:plain"]\narguments = {a = {name = "a", description = "A number."}}\n')
+    await until(lambda: "A number." in world.listed()["plain"].tool.parameters_json, "the new overlay")
+    assert (await world.call("plain", a=2)).output == "plain"
+
+
 async def test_the_answer_of_a_tool_that_nobody_offers_any_more_changes_with_the_file(world: World) -> None:
     world.file.write_text('["local:gone"]\nanswer = "use plain"\ndescription = "Is no more."\n')
     await until(lambda: world.listed()["gone"].tool.description == "Is no more.", "the new description")

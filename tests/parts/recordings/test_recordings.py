@@ -146,7 +146,7 @@ def test_a_recording_goes_on_when_the_bus_is_restarted_and_ends_with_ctrl_c(tmp_
     plugin = tmp_path / "weather.py"
     plugin.write_text(OLD, "utf-8")
     with Running(tmp_path, "run", plugin, TOOLBUS_ADDRESS=address) as running, Running(tmp_path, *words) as bus:
-        running.says("attached")
+        running.says(": attached to the bus")  # not: "not attached … yet"
         recorder = Running(tmp_path, "record", file, "--bus", address)
         with recorder:
             recorder.says("recording;")

@@ -232,7 +232,7 @@ def turned(given: Mapping[str, Any], arguments: Mapping[str, Argument]) -> dict[
     """
     own = {argument.name: name for name, argument in arguments.items() if argument.name}
     closed = {name for name, argument in arguments.items() if argument.name or argument.hidden or argument.has_fixed}
-    unknown = sorted(closed & given.keys())
+    unknown = sorted((closed & given.keys()) - own.keys())
     if unknown:
         raise Refused(Code.INVALID_ARGUMENTS, f"there are no arguments {list_names(unknown)}: leave them out")
     fixed = {name: argument.fixed for name, argument in arguments.items() if argument.has_fixed}
