@@ -298,6 +298,15 @@ async def test_a_damaged_file_is_gone_never_wrong(tmp_path: Path, damage: bytes 
     assert got(store_of(tmp_path / "results"), uri) is None
 
 
+async def test_a_folder_among_the_files_is_left_alone(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "results", memory_bytes=0)
+    uri = put(store, b"right bytes")
+    await store.close()
+    (tmp_path / "results" / "lost+found").mkdir()
+    assert got(store_of(tmp_path / "results"), uri) == b"right bytes"
+    assert (tmp_path / "results" / "lost+found").is_dir()
+
+
 async def test_quotas_drop_the_oldest_of_the_owner_and_of_the_source() -> None:
     store = store_of(None, user_bytes=100, source_bytes=150, memory_bytes=1_000)
     first, second = put(store, b"1" * 60), put(store, b"2" * 60)

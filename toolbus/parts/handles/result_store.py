@@ -99,7 +99,8 @@ class ResultStore:
         """Finds the files of earlier runs; one that is damaged is removed."""
         if self._folder is None or not self._folder.is_dir():
             return
-        for path in sorted(self._folder.iterdir(), key=lambda each: each.stat().st_mtime):
+        files = [path for path in self._folder.iterdir() if path.is_file()]  # a volume of its own has a lost+found
+        for path in sorted(files, key=lambda each: each.stat().st_mtime):
             stored = _header_of(path)
             if stored is None or stored.expires <= self._clock():
                 path.unlink(missing_ok=True)
