@@ -276,7 +276,7 @@ async def test_a_watcher_gets_everything_first_and_then_what_changes() -> None:
             plugin.remove_tool("add")
             third: CatalogChange = await within(anext(changes))
             assert [(each.name, each.source) for each in third.removed] == [("add", "calc")]
-            await changes.aclose()  # type: ignore[attr-defined]
+            await changes.aclose()
             await other.aclose()
 
 
