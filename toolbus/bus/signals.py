@@ -15,6 +15,7 @@ from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.registry import Registry
+from toolbus.functions.workers import ChangeSignal
 
 
 class Signals:
@@ -48,7 +49,7 @@ class Signals:
         self.on_keys: list[Callable[[bool], object]] = []
         self.on_close: list[Callable[[], object]] = []
         self._watchers: set[asyncio.Event] = set()
-        self._call_ended: asyncio.Event | None = None  # shared by all who wait for the next call; None: no one waits
+        self._call_ended = ChangeSignal()  # for all who wait for the next call
         self.closed = False  # whether watchers are to end
 
     @property
@@ -70,7 +71,7 @@ class Signals:
             event.set()
         for listener in self.on_close:
             listener()
-        self._wake_followers()
+        self._call_ended.notify()
 
     def source_changed(self, source: str) -> None:
         """Notifies that the health of a source may have changed."""
@@ -81,21 +82,15 @@ class Signals:
         """Notifies that the bus began or ceased to take calls."""
         for listener in self.on_readiness:
             listener()
-        self._wake_followers()
+        self._call_ended.notify()
 
     async def next_call(self) -> None:
         """Waits until a further call has ended; returns without one when the bus begins to drain, and when it stops."""
         if self.closed:
             return
-        if self._call_ended is None:
-            self._call_ended = asyncio.Event()
-            self._records.on_next(self._wake_followers)
-        await self._call_ended.wait()
-
-    def _wake_followers(self) -> None:
-        if self._call_ended is not None:
-            self._call_ended.set()
-            self._call_ended = None
+        if not self._call_ended.is_awaited:
+            self._records.on_next(self._call_ended.notify)
+        await self._call_ended.next()
 
     def keys_changed(self, *, server: bool) -> None:
         """Notifies that keys may have ended or changed.

@@ -70,9 +70,13 @@ class Inbox:
 class ChangeSignal:
     """Wakes the coroutines of one loop that wait for a change of state; each then looks at the state itself."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether any waits."""
+        return bool(self._waiters)
 
     def notify(self) -> None:
         """Wakes all coroutines that wait."""
@@ -83,16 +87,17 @@ class ChangeSignal:
 
     async def next(self, timeout: float | None = None) -> None:
         """Waits for the next change, at most ``timeout`` seconds."""
-        waiter = self._loop.create_future()
+        waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         await asyncio.wait([waiter], timeout=timeout)
         self._waiters.discard(waiter)
 
     async def until(self, met: Callable[[], bool], seconds: float) -> bool:
         """Waits until a condition is met, at most for some seconds; returns whether it is."""
-        end = self._loop.time() + seconds
+        clock = asyncio.get_running_loop().time
+        end = clock() + seconds
         while not met():
-            if (left := end - self._loop.time()) <= 0:
+            if (left := end - clock()) <= 0:
                 return False
             await self.next(left)
         return True

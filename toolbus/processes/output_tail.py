@@ -8,7 +8,6 @@ control characters are dropped (`keep_colours`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 from toolbus.common.text import keep_colours, list_names, quote
 from toolbus.errors import InvalidRequest
+from toolbus.functions.workers import ChangeSignal
 from toolbus.processes.supervisor import PluginReport, ReportKind
 
 TAIL_BYTES = 1 << 20  # of each plugin, measured as Python objects
@@ -164,7 +164,7 @@ class OutputTails:
     def __init__(self, tail_bytes: int = TAIL_BYTES) -> None:
         self._tail_bytes = tail_bytes
         self._tails: dict[str, PluginTail] = {}  # by name, in the order in which they began
-        self._changed: asyncio.Event | None = None  # set at the next line; None without waiters
+        self._changed = ChangeSignal()  # of the next line
 
     def __repr__(self) -> str:
         return f"<OutputTails plugins={len(self._tails)}>"
@@ -176,9 +176,7 @@ class OutputTails:
             tail = self._tails[report.plugin] = PluginTail(report.plugin)
             self._forget()
         tail.take(report, self._tail_bytes)
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
+        self._changed.notify()
 
     def _forget(self) -> None:
         """Drops the plugins that ended first, beyond the limit."""
@@ -216,14 +214,7 @@ class OutputTails:
             InvalidRequest: there is no plugin of that name.
         """
         tail = self.find(name)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(wait_seconds, MAX_WAIT_SECONDS)):
-                while since >= 0 and tail.number == since:
-                    await self._next()
-                    await asyncio.sleep(BATCH_SECONDS)
+        wait = min(wait_seconds, MAX_WAIT_SECONDS)
+        if tail.number == since and await self._changed.until(lambda: tail.number != since, wait):
+            await asyncio.sleep(BATCH_SECONDS)
         return tail.read(lines, since)
-
-    async def _next(self) -> None:
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        await self._changed.wait()

@@ -340,7 +340,7 @@ class Connection:
         self.loop = self.shared.loop
         self._inbox = Inbox(self.loop)
         self.calls = OutgoingCalls(self.loop, settings.address, secrets.token_hex(4))
-        self.changes = changes or ChangeSignal(self.loop)
+        self.changes = changes or ChangeSignal()
         self.identity = ""
         self.expires: datetime | None = None
         timings = settings.timings

@@ -26,7 +26,7 @@ class NextBus:
     is_over = False
 
     def __init__(self, *listings: dict[str, bool]) -> None:
-        self.changes = ChangeSignal(asyncio.get_running_loop())
+        self.changes = ChangeSignal()
         self.begun: list[str] = []
         self._listings = [*listings]
 

@@ -77,7 +77,7 @@ class Connections:
         self.addresses = Addresses(settings)
         self.shared = SharedLoop(f"toolbus-{settings.source}")
         self.loop = self.shared.loop
-        self.changes = ChangeSignal(self.loop)
+        self.changes = ChangeSignal()
         self._timings = timings
         self._inbox = Inbox(self.loop)
         self._loops: set[asyncio.Task[None]] = set()  # go on until the end, which cancels them
