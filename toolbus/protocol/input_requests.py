@@ -218,43 +218,35 @@ def _text_fault(field: Mapping[str, Any], value: object) -> str:
     choices = _choices(field)
     if choices is not None:
         return "" if value in choices else _one_of(choices)
-    fewest, most = field.get("minLength"), field.get("maxLength")
-    if isinstance(fewest, int) and len(value) < fewest:
-        return f"at least {fewest} characters long"
-    if isinstance(most, int) and len(value) > most:
-        return f"at most {most} characters long"
-    is_valid, what = _FORMATS.get(str(field.get("format")), (_anything, ""))
-    return "" if is_valid(value) else what
+    if fault := _beyond(field, "Length", len(value)):
+        return f"{fault} characters long"
+    is_valid, what = _FORMATS.get(str(field.get("format")), (None, ""))
+    return "" if is_valid is None or is_valid(value) else what
 
 
 def _number_fault(field: Mapping[str, Any], value: object) -> str:
     whole = field["type"] == "integer"
     if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != value // 1):
         return "a whole number" if whole else "a number"
-    lowest, highest = field.get("minimum"), field.get("maximum")
-    if isinstance(lowest, int | float) and not value >= lowest:
-        return f"at least {lowest}"
-    if isinstance(highest, int | float) and not value <= highest:
-        return f"at most {highest}"
-    return ""
-
-
-def _boolean_fault(field: Mapping[str, Any], value: object) -> str:
-    return "" if isinstance(value, bool) else "true or false"
+    return _beyond(field, "imum", value)
 
 
 def _list_fault(field: Mapping[str, Any], value: object) -> str:
     choices = _choices(field.get("items")) or []
     if not isinstance(value, list) or not all(isinstance(each, str) and each in choices for each in value):
         return f"a list, each {_one_of(choices)}"
-    fewest, most = field.get("minItems"), field.get("maxItems")
     if len(set(value)) < len(value):
         return "a list without repetitions"
-    if isinstance(fewest, int) and len(value) < fewest:
-        return f"a list of at least {fewest}"
-    if isinstance(most, int) and len(value) > most:
-        return f"a list of at most {most}"
-    return ""
+    fault = _beyond(field, "Items", len(value))
+    return f"a list of {fault}" if fault else ""
+
+
+def _beyond(field: Mapping[str, Any], what: str, number: float) -> str:
+    """Returns the bound that a number is beyond, of the keywords that end so; "" where it is within both."""
+    least, most = field.get(f"min{what}"), field.get(f"max{what}")
+    if isinstance(least, int | float) and not number >= least:
+        return f"at least {least}"
+    return f"at most {most}" if isinstance(most, int | float) and not number <= most else ""
 
 
 def _choices(field: object) -> list[str] | None:
@@ -299,18 +291,6 @@ def _shown(value: object) -> str:
         return type(value).__name__
 
 
-def _anything(text: str) -> bool:
-    return True
-
-
-def _is_date(text: str) -> bool:
-    return _parses(datetime.date.fromisoformat, text)
-
-
-def _is_moment(text: str) -> bool:
-    return "T" in text.upper() and _parses(datetime.datetime.fromisoformat, text.upper())
-
-
 def _parses(parse: Callable[[str], object], text: str) -> bool:
     try:
         parse(text)
@@ -319,27 +299,22 @@ def _parses(parse: Callable[[str], object], text: str) -> bool:
     return True
 
 
-def _is_email(text: str) -> bool:
-    return _EMAIL.fullmatch(text) is not None
-
-
-def _is_uri(text: str) -> bool:
-    return _URI.fullmatch(text) is not None
-
-
 # Type of a form's field → returns what a value must be, or "" if the value is valid.
 _FIELDS: Mapping[str, Callable[[Mapping[str, Any], object], str]] = {
     "string": _text_fault,
     "number": _number_fault,
     "integer": _number_fault,
-    "boolean": _boolean_fault,
+    "boolean": lambda field, value: "" if isinstance(value, bool) else "true or false",
     "array": _list_fault,
 }
-_FORMATS: Mapping[str, tuple[Callable[[str], bool], str]] = {
-    "date": (_is_date, "a date such as 2026-01-31"),
-    "date-time": (_is_moment, "a moment such as 2026-01-31T12:00:00Z"),
-    "email": (_is_email, "an e-mail address"),
-    "uri": (_is_uri, "a URI"),
+_FORMATS: Mapping[str, tuple[Callable[[str], object], str]] = {
+    "date": (lambda text: _parses(datetime.date.fromisoformat, text), "a date such as 2026-01-31"),
+    "date-time": (
+        lambda text: "T" in text.upper() and _parses(datetime.datetime.fromisoformat, text.upper()),
+        "a moment such as 2026-01-31T12:00:00Z",
+    ),
+    "email": (_EMAIL.fullmatch, "an e-mail address"),
+    "uri": (_URI.fullmatch, "a URI"),
 }
 _ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Json]] = {
     ELICIT: _elicited,

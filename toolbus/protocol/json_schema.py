@@ -127,17 +127,9 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_values(value: Any) -> bool:
-    return isinstance(value, list) and bool(value)
-
-
 CHECKS: dict[str, Callable[[Any], bool]] = {
     "type": is_type,
-    "enum": _is_values,
+    "enum": lambda value: isinstance(value, list) and bool(value),
     "examples": lambda value: isinstance(value, list),
     **dict.fromkeys(("required", "propertyOrdering"), is_names),
     **dict.fromkeys(("title", "description", "format", "pattern", "$ref", "$dynamicRef", "$schema"), _is_text),
@@ -151,7 +143,9 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("minContains", "maxContains"), is_count),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), is_number),
     "multipleOf": lambda value: is_number(value) and value > 0,
-    **dict.fromkeys(("uniqueItems", "deprecated", "readOnly", "writeOnly", "nullable"), _is_flag),
+    **dict.fromkeys(
+        ("uniqueItems", "deprecated", "readOnly", "writeOnly", "nullable"), lambda value: isinstance(value, bool)
+    ),
 }
 """Keyword → check of its value; providers refuse a request for a single invalid value."""
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 import jsonschema_rs
 import orjson
 
-from toolbus.bus.catalog.schema_defaults import Defaults, defaults_of
+from toolbus.bus.catalog.schema_defaults import Defaults, defaults_of, pointed_at
 from toolbus.common.text import escape_surrogates
 from toolbus.protocol.json_schema import SchemaFault, cut, draft_of, limited, normal_form, pointer, show
 from toolbus.protocol.tool import Limits
@@ -79,7 +79,6 @@ _ANNOTATIONS = {
     "$schema",
 }
 _MAPS = {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
-_INDEX = re.compile(r"[0-9]{1,6}")
 _PATTERN_PART = re.compile(
     r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?P<to>,(?P<most>\d*))?\}|.", re.DOTALL
 )
@@ -288,26 +287,17 @@ class Graph:
                 f"schema at {pointer(place)}: {show(reference)} leads out of the schema, and nothing is fetched: "
                 f"copy what it names into $defs and refer to that"
             )
-        target: object = self._resources[url]
-        steps: tuple[str | int, ...] = self._nodes[id(target)].place
+        resource = self._resources[url]
+        target, steps = pointed_at(resource, fragment)
         if fragment and not fragment.startswith("/"):
             target = self._anchors.get((url, unquote(fragment)))
-        for part in fragment.split("/")[1:] if fragment.startswith("/") else ():
-            step = unquote(part).replace("~1", "/").replace("~0", "~")
-            steps += (step,)
-            if isinstance(target, dict):
-                target = target.get(step)
-            elif isinstance(target, list) and _INDEX.fullmatch(step) and int(step) < len(target):
-                target = target[int(step)]
-            else:
-                target = None
         if not isinstance(target, (dict, bool)):
             raise SchemaFault(
                 f"schema at {pointer(place)}: {show(reference)} names no schema in this document: "
                 f"correct it or add what it names"
             )
         if isinstance(target, dict) and id(target) not in self._nodes:
-            self._walk(target, steps, url)
+            self._walk(target, (*self._nodes[id(resource)].place, *steps), url)
         return target
 
     def _weigh(self, node: Node) -> None:

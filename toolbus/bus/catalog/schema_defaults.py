@@ -22,6 +22,17 @@ _ELSEWHERE = frozenset(("allOf", "$ref", "$id", "id"))  # what makes a value sub
 MAX_FILLED = 1_000  # of one call: arguments that lack more are passed on as they are
 
 
+def pointed_at(value: Any, pointer: str) -> tuple[Any, Path]:
+    """Returns what a JSON pointer names inside a value, None where it names nothing, and the steps to it."""
+    steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+    for step in steps:
+        if isinstance(value, list) and step.isascii() and step.isdecimal() and len(step) < 7:
+            value = value[int(step)] if int(step) < len(value) else None
+        else:
+            value = value.get(step) if isinstance(value, dict) else None
+    return value, tuple(steps)
+
+
 class TooMuch(ValueError):
     """With the defaults, arguments would be too large, or there are too many."""
 
@@ -165,16 +176,9 @@ class _Finder:
             todo += reversed(following)
 
     def _target(self, reference: str) -> tuple[Any, Path]:
-        value: Any = self._root
         if not reference.startswith("#/"):
-            return (value if reference == "#" else None), ()
-        steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")]
-        for step in steps:
-            if isinstance(value, list) and step.isdecimal() and len(step) < 7:
-                value = value[int(step)] if int(step) < len(value) else None
-            else:
-                value = value.get(step) if isinstance(value, dict) else None
-        return value, tuple(steps)
+            return (self._root if reference == "#" else None), ()
+        return pointed_at(self._root, reference[1:])
 
     def _add(self, defaults: Defaults, schema: dict[str, Any], place: Path) -> None:
         properties = schema.get("properties")
