@@ -16,7 +16,7 @@ from tests.support.core_model import PeerDouble
 from toolbus import Bus, Host
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.entry import compile_tools
+from toolbus.bus.catalog.entry import compile_tool
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller
@@ -63,7 +63,7 @@ class Core:
     def __init__(self, *, permissions: AccessRules | None = None, contents: bool = False) -> None:
         self.plugin = Plugin()
         self.registry = registry = Registry()
-        registry.register(self.plugin, compile_tools([TOOL], Limits()))
+        registry.register(self.plugin, [compile_tool(TOOL, Limits())])
         self.dispatcher = Dispatcher(
             registry, Policy(permissions=permissions), CallRecords(contents=contents), Limits(), arm=_never
         )

@@ -14,7 +14,7 @@ from lab.benchmarks.facts import Column
 from lab.benchmarks.local_calls import Core
 from lab.load import workload
 from toolbus.bus.catalog.catalog_view import CatalogView
-from toolbus.bus.catalog.entry import compile_tools
+from toolbus.bus.catalog.entry import compile_tool
 from toolbus.bus.catalog.policy import Policy
 from toolbus.protocol.tool import Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
@@ -39,7 +39,7 @@ def build(count: int, operations: int) -> None:
     core, choose = Core(), random.Random(SEED)
     registry, plugin = core.registry, core.plugin
     names = [f"tool_{number}" for number in range(count)]
-    registry.register(plugin, compile_tools([_tool(name) for name in names], Limits(tools=count)))
+    registry.register(plugin, [compile_tool(_tool(name), Limits()) for name in names])
     view = CatalogView(registry, Policy())
     # The same keys and values as in the registry: what reading memory of this size costs by itself.
     entries = {name: registry.find(name) for name in names}
@@ -58,7 +58,7 @@ def build(count: int, operations: int) -> None:
         core.dispatcher.results(plugin, plugin.answers(), now)
 
     def register(number: int) -> None:
-        registry.register(plugin, compile_tools([_tool(f"new_{number}")], Limits()))
+        registry.register(plugin, [compile_tool(_tool(f"new_{number}"), Limits())])
 
     def unregister(number: int) -> None:
         registry.unregister(f"new_{number}")

@@ -16,7 +16,7 @@ from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import ArgumentBudget, Call
 from toolbus.bus.calls.call_records import Row
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.entry import CompiledTool, Entry, Slots, Trust, compile_tools
+from toolbus.bus.catalog.entry import CompiledTool, Entry, Slots, Trust, compile_tool
 from toolbus.errors import Code, Stage
 from toolbus.protocol.tool import Annotations, CallError, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -206,7 +206,7 @@ def tool(name: str, description: str = "", **more: Any) -> Tool:
 
 
 def offered(*tools: Tool) -> list[CompiledTool]:
-    return compile_tools(list(tools), Limits())
+    return [compile_tool(tool, Limits()) for tool in tools]
 
 
 def error_of(caller: PeerDouble, call_id: str) -> CallError:

@@ -23,7 +23,7 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.changes import CatalogChanges
-from toolbus.bus.catalog.entry import Entry, Slots, ToolListing, Trust, compile_tools
+from toolbus.bus.catalog.entry import Entry, Slots, ToolListing, Trust, compile_tool
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.signals import Signals
 from toolbus.errors import Stage
@@ -323,7 +323,7 @@ class EmbeddedBus:
         Raises:
             InvalidTool, UnknownRole: as for `add_tool`.
         """
-        offered = compile_tools([spec.tool], self._limits)
+        offered = [compile_tool(spec.tool, self._limits)]
         handler = LocalHandler(source, spec, lambda: self.dispatcher, run_sync=self.run_sync)
         self.registry.register(handler, offered, qualified=qualified)
         self.catalog_changed()

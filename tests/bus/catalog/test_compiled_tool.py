@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.protocol.test_normal_schema import KEYS, ODD
 from tests.support.core_model import Core, tool
 from tests.support.examples import examples
-from toolbus.bus.catalog.entry import CompiledTool, compile_tools, unchecked
+from toolbus.bus.catalog.entry import CompiledTool, compile_tool, unchecked
 from toolbus.bus.streams.catalog_messages import listed
 from toolbus.errors import InvalidTool
 from toolbus.parts.models.dialects.schemas.schema_rules import (
@@ -40,7 +40,7 @@ def odd_tool(schema: Any = ODD_SCHEMA) -> Tool:
 
 
 def compiled(schema: Any = ODD_SCHEMA) -> CompiledTool:
-    return compile_tools([odd_tool(schema)], Limits())[0]
+    return compile_tool(odd_tool(schema), Limits())
 
 
 def test_a_tool_has_the_normal_form_in_its_schema_its_hash_and_its_check() -> None:
@@ -51,12 +51,12 @@ def test_a_tool_has_the_normal_form_in_its_schema_its_hash_and_its_check() -> No
     assert item.checker is not None
     assert item.checker.is_valid({"a": 1.5, "b": [1], "c": "anything"})
     assert not item.checker.is_valid({"a": "1.5"})
-    assert compile_tools([item.tool], Limits())[0].warnings == ()
+    assert compile_tool(item.tool, Limits()).warnings == ()
 
 
 def test_a_schema_that_breaks_no_rule_stays_the_text_that_was_declared() -> None:
     text = '{ "type": "object",  "properties": {"b": {"maximum": 1e3}} }'
-    (item,) = compile_tools([tool("t", parameters_json=text)], Limits())
+    item = compile_tool(tool("t", parameters_json=text), Limits())
     assert item.tool.parameters_json == text
     assert item.warnings == ()
 
@@ -139,6 +139,6 @@ def test_any_schema_is_taken_or_refused_with_a_sentence_in_bounded_time(schema: 
         faults = ()
         assert item.checker is not None
         assert item.checker.is_valid({}) in (True, False)
-        assert compile_tools([item.tool], Limits())[0].checker is not None  # the normal form is a schema
+        assert compile_tool(item.tool, Limits()).checker is not None  # the normal form is a schema
     assert time.process_time() - began < 2.0
     assert all("schema at #" in fault for fault in faults)

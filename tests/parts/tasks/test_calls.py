@@ -16,7 +16,7 @@ from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Call, Caller, Seams
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.entry import compile_tools
+from toolbus.bus.catalog.entry import compile_tool
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, LocalHandler
@@ -46,7 +46,7 @@ class Bench:
         self.caller = LocalCaller("desk", self.dispatcher)
         spec = spec_of(self.report)
         handler = LocalHandler("shop", spec, lambda: self.dispatcher)
-        registry.register(handler, compile_tools([spec.tool], Limits()))
+        registry.register(handler, [compile_tool(spec.tool, Limits())])
 
     def _arm(self, when: float) -> None:
         self.loop.call_later(

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from toolbus.bus.catalog.schema import ArgumentChecker, SchemaFault, compile_output_schema, compile_schema
 from toolbus.bus.metrics.call_counts import CallCounts
 from toolbus.common.text import quote
-from toolbus.errors import InvalidTool, LimitExceeded
+from toolbus.errors import InvalidTool
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, USER_KEYS, Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
@@ -58,11 +58,10 @@ def _compile_cost(tool: CompiledTool | Declaration) -> int:
     return sum(each.compile_cost for each in (tool.checker, tool.output_checker) if each is not None)
 
 
-def compile_tool(tool: Tool, limits: Limits, *, checks_arguments: bool = True, qualified: bool = False) -> CompiledTool:
+def compile_tool(tool: Tool, limits: Limits, *, qualified: bool = False) -> CompiledTool:
     """Compiles one tool.
 
     Args:
-        checks_arguments: whether calls are validated, for a tool that does not say so itself.
         qualified: whether it belongs to an extension: `USER_KEYS` never reach it then, even if its schema declares
             them.
 
@@ -84,9 +83,9 @@ def compile_tool(tool: Tool, limits: Limits, *, checks_arguments: bool = True, q
     is_extension = qualified or tool.council_eligible or tool.inline_available
     properties = None if is_extension else tool.parameters.get("properties")
     strips = USER_KEYS - set(properties) if isinstance(properties, dict) else USER_KEYS
-    validates = checks_arguments if tool.validate is None else tool.validate
     validates_output = output if tool.validate_output else None
-    return CompiledTool(tool, checker if validates else None, strips, declared, warnings, validates_output)
+    checker_of_calls = None if tool.validate is False else checker
+    return CompiledTool(tool, checker_of_calls, strips, declared, warnings, validates_output)
 
 
 def declared_twice(name: str) -> InvalidTool:
@@ -111,36 +110,6 @@ def read_tool(message: pb.Tool, limits: Limits, *, qualified: bool = False, hint
     if not hints_trusted:
         tool = replace(tool, hints_trusted=False)
     return compile_tool(tool, limits, qualified=qualified)
-
-
-def compile_tools(
-    tools: Sequence[Tool], limits: Limits, *, checks_arguments: bool = True, qualified: bool = False
-) -> list[CompiledTool]:
-    """Compiles tools that are to be registered together, all or none.
-
-    Args:
-        checks_arguments, qualified: as for `compile_tool`.
-
-    Raises:
-        InvalidTool: naming every fault of every tool.
-        LimitExceeded: more tools than a session may have.
-    """
-    if len(tools) > limits.tools:
-        raise LimitExceeded("tools", limits.tools, f"{len(tools)} tools are too many for one session")
-    faults: list[str] = []
-    compiled: list[CompiledTool] = []
-    seen: set[tuple[str, str | None]] = set()
-    for tool in tools:
-        if (tool.name, tool.role) in seen:
-            faults.extend(declared_twice(tool.name).faults)
-        seen.add((tool.name, tool.role))
-        try:
-            compiled.append(compile_tool(tool, limits, checks_arguments=checks_arguments, qualified=qualified))
-        except InvalidTool as fault:
-            faults.extend(fault.faults)
-    if faults:
-        raise InvalidTool(faults)
-    return compiled
 
 
 def unchecked(tool: Tool, limits: Limits) -> CompiledTool:

@@ -50,37 +50,30 @@ ASSETS_PATH = "/static-offline-docs"
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
-class DocsPage:
-    """The page as text, and its policy.
-
-    Attributes:
-        html: the page.
-        policy: its Content-Security-Policy.
-    """
-
-    def __init__(self) -> None:
-        page = get_swagger_ui_html(
-            openapi_url="/openapi.json",
-            title="toolbus - Swagger UI",
-            swagger_js_url=f"{ASSETS_PATH}/swagger-ui-bundle.js",
-            swagger_css_url=f"{ASSETS_PATH}/swagger-ui.css",
-            swagger_favicon_url=f"{ASSETS_PATH}/favicon.png",
-        )
-        self.html = bytes(page.body).decode()
-        hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in _SCRIPT.findall(self.html)]
-        scripts = " ".join(f"'sha256-{each.decode()}'" for each in hashes)
-        self.policy = "; ".join(
-            (
-                "default-src 'none'",
-                f"script-src 'self' {scripts}",
-                "style-src 'self' 'unsafe-inline'",  # Swagger UI sets style attributes
-                "img-src 'self' data:",  # its icons
-                "connect-src 'self'",  # what its forms send
-                "base-uri 'none'",
-                "form-action 'none'",
-                "frame-ancestors 'none'",
-            )
-        )
+@functools.cache
+def docs_page() -> tuple[str, str]:
+    """Returns the page as text, and its Content-Security-Policy."""
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="toolbus - Swagger UI",
+        swagger_js_url=f"{ASSETS_PATH}/swagger-ui-bundle.js",
+        swagger_css_url=f"{ASSETS_PATH}/swagger-ui.css",
+        swagger_favicon_url=f"{ASSETS_PATH}/favicon.png",
+    )
+    html = bytes(page.body).decode()
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in _SCRIPT.findall(html)]
+    scripts = " ".join(f"'sha256-{each.decode()}'" for each in hashes)
+    rules = (
+        "default-src 'none'",
+        f"script-src 'self' {scripts}",
+        "style-src 'self' 'unsafe-inline'",  # Swagger UI sets style attributes
+        "img-src 'self' data:",  # its icons
+        "connect-src 'self'",  # what its forms send
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    return html, "; ".join(rules)
 
 
 log = logging.getLogger("toolbus.http")
@@ -160,7 +153,6 @@ def endpoints_of(homes: tuple[str, ...]) -> FastAPI:
     Args:
         homes: those of rooms (`Room.routes`).
     """
-    docs_page = DocsPage()
     app = FastAPIOffline(
         title="toolbus",
         summary="A tool bus for LLM applications",
@@ -190,7 +182,7 @@ def endpoints_of(homes: tuple[str, ...]) -> FastAPI:
     @app.get(DOCS_PATH, include_in_schema=False)
     async def docs() -> Response:
         """Shows every endpoint with a form to try it."""
-        return HTMLResponse(docs_page.html)
+        return HTMLResponse(docs_page()[0])
 
     _describe(app)
 

@@ -22,7 +22,6 @@ from toolbus.bus.catalog.entry import (
     LENT_MODEL,
     CompiledTool,
     compile_tool,
-    compile_tools,
     declared_twice,
     is_operators,
     place_and_turn,
@@ -95,7 +94,7 @@ def restore_handlers(
             # A tool that came by gRPC is checked, or says that it is not.
             by_rest = not record.checked and record.tool.validate is None
             stored = replace(record.tool, no_defaults=True)  # earlier states did not store that
-            tool = unchecked(stored, limits) if by_rest else compile_tools([stored], limits)[0]
+            tool = unchecked(stored, limits) if by_rest else compile_tool(stored, limits)
         except (ValueError, InvalidTool) as error:  # a rule is stricter than when it was registered
             why = clean_line(str(error))
             log.warning("dropped persisted tool=%r source=%r why=%s", record.tool.name, record.source, why)

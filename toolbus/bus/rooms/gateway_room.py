@@ -104,7 +104,7 @@ class GatewayRoom(Room):
     async def start(self) -> None:
         """Serves."""
         if self._server is not None or self._secure is not None:
-            from toolbus.bus.gateway.app import DOCS_PATH, DocsPage, application
+            from toolbus.bus.gateway.app import DOCS_PATH, application, docs_page
             from toolbus.bus.gateway.gateway_parts import GatewayParts
             from toolbus.bus.gateway.http_server import TlsContext
             from toolbus.bus.gateway.remote_access import RESOURCE, RemoteAccess, ResourceMetadata
@@ -119,7 +119,7 @@ class GatewayRoom(Room):
             )
             own_url = self.own_url if self._server is not None else None
             served = application(GatewayParts(self.core, registrations, own_url, self._remote))
-            policies = {DOCS_PATH: DocsPage().policy, **self.core.rooms.web.policies}
+            policies = {DOCS_PATH: docs_page()[1], **self.core.rooms.web.policies}
             if self._server is not None:
                 await self._server.start(served, policies)
             if self._secure is not None:

@@ -13,7 +13,7 @@ from mcp_types import TextContent
 
 from tests.parts.mcp.server.asking import Scripted
 from toolbus.bus import Bus, Config
-from toolbus.bus.catalog.entry import compile_tools
+from toolbus.bus.catalog.entry import compile_tool
 from toolbus.protocol.tool import Limits, Tool
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
@@ -28,7 +28,7 @@ ODD = {
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_the_official_client_lists_thousands_of_tools_while_some_come_and_go(mode: str) -> None:
     async with running_bus(http="127.0.0.1:0") as bus:
-        tools = compile_tools([Tool(f"t{number}", "Does something.") for number in range(2_500)], Limits())
+        tools = [compile_tool(Tool(f"t{number}", "Does something."), Limits()) for number in range(2_500)]
         bus.registry.register(Scripted("x", bus, lambda call: None), tools)
         staying = {f"t{number}" for number in range(2_500)}
 

@@ -13,7 +13,7 @@ from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.calls.call import Call
-from toolbus.bus.catalog.entry import Slots, Trust, compile_tools
+from toolbus.bus.catalog.entry import Slots, Trust, compile_tool
 from toolbus.errors import Stage
 from toolbus.parts.mcp.features import OnUpdate, Requester
 from toolbus.parts.mcp.messages import jsonrpc
@@ -121,7 +121,7 @@ class McpBench:
     def offer(self, name: str, run: Callable[[Call], pb.ToolResult | None], source: str = "shop", **more: Any) -> None:
         """Offers a tool that a function answers; None: not yet."""
         tool = Tool(name, **more)
-        self.bus.registry.register(Scripted(source, self.bus, run), compile_tools([tool], Limits()))
+        self.bus.registry.register(Scripted(source, self.bus, run), [compile_tool(tool, Limits())])
         self.bus.core.signals.catalog_changed()
 
 

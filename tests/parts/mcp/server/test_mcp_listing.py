@@ -20,7 +20,7 @@ from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs, Identity, Scopes
 from toolbus.bus.calls.call_records import RecordFilter
-from toolbus.bus.catalog.entry import compile_tools
+from toolbus.bus.catalog.entry import compile_tool
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.storage.store import Store
 from toolbus.errors import SetupError
@@ -317,7 +317,7 @@ async def pages(client: HttpClient) -> AsyncIterator[list[str]]:
 
 async def test_thousands_of_tools_are_one_page_since_some_clients_ask_for_the_first_only() -> None:
     async with serving() as bus:
-        tools = compile_tools([Tool(f"t{number}", "Does something. " * 10) for number in range(2_500)], Limits())
+        tools = [compile_tool(Tool(f"t{number}", "Does something. " * 10), Limits()) for number in range(2_500)]
         bus.registry.register(Scripted("x", bus, lambda call: None), tools)
         assert [len(page) async for page in pages(HttpClient(bus))] == [2_500]
 
@@ -398,7 +398,7 @@ async def test_one_list_is_the_same_text_until_something_in_it_changes() -> None
 async def test_a_long_list_of_which_little_changed_is_the_one_that_a_new_client_gets() -> None:
     fresh = [Profile(name=f"fresh{number}") for number in range(3)]
     async with serving(*fresh) as bus:
-        tools = compile_tools([Tool(f"t{number}", "Does something.") for number in range(2_500)], Limits())
+        tools = [compile_tool(Tool(f"t{number}", "Does something."), Limits()) for number in range(2_500)]
         bus.registry.register(Scripted("x", bus, lambda call: None), tools)
         client = HttpClient(bus)
         for number, profile in enumerate(fresh):
@@ -413,7 +413,7 @@ async def test_a_long_list_of_which_little_changed_is_the_one_that_a_new_client_
 
 async def test_a_thousand_tools_are_listed_in_milliseconds() -> None:
     async with serving() as bus:
-        tools = compile_tools([Tool(f"t{number}", "Does something.") for number in range(1000)], Limits())
+        tools = [compile_tool(Tool(f"t{number}", "Does something."), Limits()) for number in range(1000)]
         bus.registry.register(Scripted("x", bus, lambda call: None), tools)
         client = HttpClient(bus)
         assert len(await client.names()) == 1000

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from toolbus.bus.calls.call_records import CallRecord
-from toolbus.bus.catalog.entry import BUS_SOURCE, ToolListing, compile_tools
+from toolbus.bus.catalog.entry import BUS_SOURCE, ToolListing, compile_tool
 from toolbus.bus.catalog.policy import EVERYONE, AccessRules
 from toolbus.bus.local import LocalHandler, OnProgress
 from toolbus.errors import Code, InvalidTool, SetupError, Stage
@@ -192,7 +192,7 @@ class RegisteredTools:
     def _offer(self, spec: ToolSpec, source: str, *, qualified: bool = False) -> LocalHandler:
         backend = self._backend
         handler = LocalHandler(source, spec, backend.dispatcher, backend.slots, run_sync=backend.run_sync)
-        backend.registry.register(handler, compile_tools([spec.tool], backend.limits), qualified=qualified)
+        backend.registry.register(handler, [compile_tool(spec.tool, backend.limits)], qualified=qualified)
         return handler
 
 
