@@ -55,7 +55,7 @@ def test_many_threads_register_call_export_and_permit_at_once() -> None:
 
     async def work(number: int) -> None:
         own, common = f"own.{number}", f"common{number % 2}"
-        while time.monotonic() < ends:
+        while time.monotonic() < ends or not all(rounds):  # on a busy machine some begin late
             offer(registry, own)
             offer(registry, common)
             texts = await asyncio.gather(*(registry.call(own, {}, "ann") for _ in range(10)))
@@ -77,7 +77,6 @@ def test_many_threads_register_call_export_and_permit_at_once() -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(asyncio.run, work(number)) for number in range(THREADS)]:
             done.result(2 * WAIT_SECONDS)
-    assert all(rounds)
     assert registry.tool_names() == {"shared", "common0", "common1"}
     assert registry.clear_tools() == 3
     assert not registry
