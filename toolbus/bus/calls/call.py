@@ -173,17 +173,21 @@ class Background(Protocol):
         """
 
 
-class Interceptor(Protocol):
+class Interceptor:
     """Stands around the calls of a bus for a part of it: every way in and every way back passes through it.
+
+    Every method may be left as it is.
 
     A call that it takes over, in either direction, it first moves to a handler of its own (`CallsInFlight.hand_over`).
     """
 
     def before(self, calls: list[Call], now: float) -> list[Call]:
         """Returns which of some admitted calls are sent now; the others are taken over, or have ended."""
+        return calls
 
     def after(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> Iterable[pb.ToolResult]:
         """Returns the results that are delivered now; those of calls that it takes over are left out."""
+        return results
 
     def progress(self, call: Call, message: pb.ToolProgress) -> None:
         """Clears what the caller may not see of progress."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.json_format import MessageToDict
 
-from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.call import Call, Interceptor
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused
 from toolbus.bus.catalog.argument_repair import noted
@@ -109,7 +109,7 @@ class _Everything(set[Entry]):
         return True
 
 
-class Guards:
+class Guards(Interceptor):
     """The guards of one bus: an `Interceptor`.
 
     Attributes:

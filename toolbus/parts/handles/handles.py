@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolbus.bus.access.identity import Principal
-from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.call import Call, Interceptor
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, must_fit
 from toolbus.bus.catalog.argument_repair import noted
@@ -29,7 +29,7 @@ BEGINNING = 2_000  # characters of a result that its caller gets at once
 JSON_TYPE, TEXT_TYPE, BINARY_TYPE = "application/json", "text/plain", "application/octet-stream"
 
 
-class Handles:
+class Handles(Interceptor):
     """The large results of one bus: an `Interceptor`.
 
     Attributes:

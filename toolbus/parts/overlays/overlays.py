@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.call import Call, Interceptor
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused
 from toolbus.bus.catalog.entry import CompiledTool, Declaration, Entry, Handler, compile_tool, is_operators
@@ -29,7 +29,7 @@ log = logging.getLogger("toolbus.overlays")
 NOTE = "an overlay of the operator changed the arguments"
 
 
-class Overlays:
+class Overlays(Interceptor):
     """The overlays of one bus: an `Interceptor`, and what the registry asks how a tool is offered."""
 
     def __init__(self, overlays: Mapping[str, Overlay], registry: Registry, dispatcher: Dispatcher, limits: Limits):
@@ -118,13 +118,6 @@ class Overlays:
             except Refused as refused:
                 self._dispatcher.endings.refuse(call, refused.error, now)
         return passed
-
-    def after(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> Iterable[pb.ToolResult]:
-        """Leaves results as they are."""
-        return results
-
-    def progress(self, call: Call, message: pb.ToolProgress) -> None:
-        """Leaves progress as it is."""
 
     def _overlay_of(self, entry: Entry) -> Overlay | None:
         return self.of.get(f"{entry.source}:{entry.bare_name}")

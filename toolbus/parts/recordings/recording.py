@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from toolbus.bus.access.identity import Globs
-from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.call import Call, Interceptor
 from toolbus.bus.calls.call_records import HIDDEN, MAX_PARSED, redacted
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Handler, is_operators
@@ -140,7 +140,7 @@ class Recording:
         return await asyncio.to_thread(lambda: [each.described() for each in taken])
 
 
-class Recorder:
+class Recorder(Interceptor):
     """The recordings of one bus: an `Interceptor` while there are any, so calls pay nothing without them."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -163,10 +163,6 @@ class Recorder:
 
     # -- the interceptor ---------------------------------------------------------------------------------------------
 
-    def before(self, calls: list[Call], now: float) -> list[Call]:
-        """Returns the calls as they are."""
-        return calls
-
     def after(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> Iterable[pb.ToolResult]:
         """Records results; those that guards held come for the second time."""
         if handler.kind == "guard":
@@ -182,9 +178,6 @@ class Recorder:
                 for each in readers:
                     each.add(taken)
         return results
-
-    def progress(self, call: Call, message: pb.ToolProgress) -> None:
-        """Leaves progress as it is; it is not recorded."""
 
 
 def _taken(call: Call, result: pb.ToolResult, now: float) -> CallCapture:
