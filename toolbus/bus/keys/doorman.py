@@ -63,12 +63,13 @@ class Doorman:
 
     Attributes:
         issuers: None where no issuer is configured; every JWT is then refused.
+        on_refresh: listeners, called with the changes that each read of the key files found.
     """
 
     def __init__(self, keys: Keyring | None) -> None:
         self.keys = keys
         self.issuers: TokenIssuers | None = None
-        self._listeners: list[Callable[[Changed], object]] = []
+        self.on_refresh: list[Callable[[Changed], object]] = []
         self._refreshing = asyncio.Lock()
         self._refreshed_at = 0.0  # by the monotonic clock
         self._logged = NewestCache[str, float](MAX_PEERS)  # by peer, when it was last logged
@@ -99,18 +100,10 @@ class Doorman:
                 log.warning("refused peer=%s why=%s", peer, error)
             raise
 
-    def trust(self, issuers: TokenIssuers) -> None:
-        """Takes tokens of some issuers from now on."""
-        self.issuers = issuers
-
     async def close(self) -> None:
         """Cancels fetches of issuers' keys."""
         if self.issuers is not None:
             await self.issuers.close()
-
-    def on_refresh(self, listener: Callable[[Changed], object]) -> None:
-        """Calls a listener with the changes that each read of the key files found."""
-        self._listeners.append(listener)
 
     async def refresh(self, since: float = math.inf) -> None:
         """Reads the key files again where they changed.
@@ -135,7 +128,7 @@ class Doorman:
 
     async def _reload(self, keys: Keyring) -> None:
         changed = await asyncio.to_thread(keys.reload)
-        for listener in self._listeners:
+        for listener in self.on_refresh:
             listener(changed)
 
     def current(self, identity: Identity) -> Identity:

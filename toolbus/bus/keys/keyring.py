@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import How, Identity, Scopes, day_of
 from toolbus.bus.keys.keys_file import CA, FILE, SERVER, KeyRecord, KeysFile, Kind, parse_keys
@@ -74,16 +74,12 @@ class _State:
     """The content of the files. Replaced as a whole, so that other threads may look things up meanwhile.
 
     Attributes:
-        tokens: those in force, by SHA-256 in hex.
-        certificates: the same for certificates.
-        by_id: both, by the key's id.
-        known: all keys by kind and SHA-256, for the reason of a refusal.
+        by_id: the identities of keys in force, by the key's id.
+        known: all keys by kind and SHA-256 in hex.
     """
 
     file: KeysFile
     server: ServerCertificate
-    tokens: dict[str, Identity] = field(default_factory=dict)
-    certificates: dict[str, Identity] = field(default_factory=dict)
     by_id: dict[str, Identity] = field(default_factory=dict)
     known: dict[tuple[Kind, str], KeyRecord] = field(default_factory=dict)
 
@@ -144,12 +140,7 @@ class Keyring:
         Raises:
             Unauthenticated: the token is unknown, has expired or was revoked. The error does not show it.
         """
-        digest = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
-        identity = self._state.tokens.get(digest)
-        if identity is None or self._clock() >= identity.expires:
-            match = _TOKEN_ID.match(token)
-            self._refuse("token", digest, f"the token {match[1]}" if match else "this token")
-        return identity
+        return self._identity("token", hashlib.sha256(token.encode("utf-8", "replace")).hexdigest(), token)
 
     def identity_of_certificate(self, fingerprint: str) -> Identity:
         """Returns the identity that a certificate proves.
@@ -160,10 +151,7 @@ class Keyring:
         Raises:
             Unauthenticated: the certificate is not listed, has expired or was revoked.
         """
-        identity = self._state.certificates.get(fingerprint)
-        if identity is None or self._clock() >= identity.expires:
-            self._refuse("certificate", fingerprint, f"this certificate (SHA-256 {fingerprint[:16]}…)")
-        return identity
+        return self._identity("certificate", fingerprint)
 
     def current(self, identity: Identity) -> Identity:
         """Returns the same key's identity as it is now, for a session that proved it earlier.
@@ -192,10 +180,17 @@ class Keyring:
         """The keys by id, those that have ended too."""
         return self._state.file.keys
 
-    def _refuse(self, kind: Kind, digest: str, shown: str) -> NoReturn:
-        key = self._state.known.get((kind, digest))
+    def _identity(self, kind: Kind, digest: str, token: str = "") -> Identity:
+        state = self._state
+        key = state.known.get((kind, digest))
         if key is not None:
+            identity = state.by_id.get(key.id)
+            if identity is not None and self._clock() < identity.expires:
+                return identity
             raise Unauthenticated(self._why_ended(key))
+        shown = f"this certificate (SHA-256 {digest[:16]}…)"
+        if kind == "token":
+            shown = f"the token {match[1]}" if (match := _TOKEN_ID.match(token)) else "this token"
         raise Unauthenticated(
             f"{shown} is not a key of this bus: use the credential of this bus, or ask an operator for one "
             "(`toolbus keys add NAME` or `toolbus keys renew NAME`)"
@@ -313,7 +308,6 @@ def _state(file: KeysFile, server: ServerCertificate, before: _State | None) -> 
         if known is None or known.scopes is not scopes or before is None or before.proof_of(key.id) != _proof(key):
             known = Identity(key.identity, scopes, key.id, _HOW[key.kind], key.expires, key.sha256)
         state.by_id[key.id] = known
-        (state.tokens if key.kind == "token" else state.certificates)[key.sha256] = known
     return state
 
 

@@ -19,7 +19,7 @@ class KeysRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._scopes: Mapping[str, Scopes] = {} if core.sessions.keyring is None else core.sessions.keyring.identities
-        core.sessions.doorman.on_refresh(self._refreshed)
+        core.sessions.doorman.on_refresh.append(self._refreshed)
         core.calls.dispatcher.seams.current = core.sessions.doorman.current
 
     async def start(self) -> None:

@@ -41,7 +41,7 @@ class IdentityRoom(Room):
         if issuers and keyring is not None:
             from toolbus.parts.identity.issuers import Issuers  # the extra `jwt`, which others need not have
 
-            core.sessions.doorman.trust(Issuers(issuers, lambda: keyring.identities))
+            core.sessions.doorman.issuers = Issuers(issuers, lambda: keyring.identities)
 
     def provides(self) -> Iterable[object]:
         """Returns what renews the server's certificate."""

@@ -64,7 +64,7 @@ class PostgresRoom(Room):
             self._logins.compare()
         if self._store is not None and self.core.sessions.keyring is not None:
             self._store.on_change(REVOKED, self._revoke)
-            self.core.sessions.doorman.on_refresh(self._keys_read)
+            self.core.sessions.doorman.on_refresh.append(self._keys_read)
             self._revoke()
 
     async def start(self) -> None:

@@ -557,7 +557,7 @@ async def exchanging(home: Path, program: bool = False, **more: Any) -> AsyncIte
             entry = {"command": sys.executable, "args": ["-I", "-S", str(SERVER)], "env": {"KEY": "${user:token}"}}
             entry["toolbus"] = {"oauth": oauth}
         async with mounted(home, entry) as (bus, mount):
-            bus.core.sessions.doorman.trust(played.issuers)
+            bus.core.sessions.doorman.issuers = played.issuers
 
             async def call_as(sub: str, user: str = "", tool: str = "far:whose") -> Result:
                 identity = LOCAL if not sub else await played.issuers.identity_of(played.token(sub=sub))

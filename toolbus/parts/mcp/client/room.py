@@ -79,7 +79,7 @@ class McpClientRoom(Room):
         self._follower = MountsFollower(own, mounting.mcp_servers, variables_for(mounting.mcp_secrets, os.environ))
         self.configured = self._follower.read_first()
         self.core.rooms.web.add(LOGIN_PATH, self._serve_login)
-        self.core.sessions.doorman.on_refresh(self._keys_changed)
+        self.core.sessions.doorman.on_refresh.append(self._keys_changed)
 
     async def start(self) -> None:
         """Offers the known tools of the servers, starts unknown servers, and follows the files from now on."""
