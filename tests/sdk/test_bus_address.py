@@ -14,6 +14,7 @@ from toolbus.sdk.bus_address import MAX_SOCKET_PATH, BusAddress
         ("[::1]:1", "[::1]:1", False, False, True),
         ("[fe80::1%eth0]:1", "[fe80::1%eth0]:1", False, False, False),
         ("bücher.example:65535", "bücher.example:65535", False, False, False),
+        (f"{'a' * 63}.example.:1", f"{'a' * 63}.example.:1", False, False, False),
         ("tls:bus.example:1", "bus.example:1", True, False, False),
         ("mtls:[::1]:1", "[::1]:1", True, True, True),
         ("unix:/run/a b.sock", "unix:/run/a b.sock", False, False, True),
@@ -49,6 +50,9 @@ def test_an_address_says_what_to_connect_to_and_how(text: str, target: str, tls:
         ("grpc://bus:1", "write it without grpc://"),
         ("dns:///bus:1", "write it without dns://"),
         ("http://bus:1", "which is one for HTTP"),
+        ("bus..example:1", "each of its parts between dots has 1 to 63 characters"),
+        (f"tls:{'a' * 64}.example:1", "each of its parts"),
+        (f"{'ü' * 63}.example:1", "each of its parts"),
         (f"unix:/{'a' * MAX_SOCKET_PATH}", f"its path has {MAX_SOCKET_PATH + 1} bytes and may have {MAX_SOCKET_PATH}"),
     ],
 )

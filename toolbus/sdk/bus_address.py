@@ -56,6 +56,8 @@ class BusAddress:
         host, _, port = target.rpartition(":")
         if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal() and 0 < int(port) <= 65535):
             raise _error(text, _problem(text, target))
+        if not _can_be_looked_up(host):
+            raise _error(text, "whose host is no name: each of its parts between dots has 1 to 63 characters")
         return cls(text, target, tls, prefix == "mtls", name)
 
     @property
@@ -103,6 +105,16 @@ def written_address(text: str) -> str:
         SetupError: a gRPC peer cannot use it; of several the connections find that out.
     """
     return text if is_several(text) else BusAddress.parse(text).text
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """Tells whether the system can be asked for a name: of others a look-up raises no OSError."""
+    if host.isascii():
+        return all(0 < len(part) <= 63 for part in host.removesuffix(".").split("."))
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _error(text: str, rule: str) -> SetupError:
