@@ -269,8 +269,9 @@ async def test_a_fault_of_the_server_is_a_sentence_without_the_key(status: int, 
     assert len(str(refused)) < 700
 
 
-async def test_an_unreachable_server_is_reported_as_such() -> None:
-    model = sidecar_model(SidecarSettings("http://127.0.0.1:9/v1", "m"), timeout_seconds=5)
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "é..example", "xn--"])
+async def test_an_unreachable_server_is_reported_as_such(host: str) -> None:
+    model = sidecar_model(SidecarSettings(f"http://{host}/v1", "m"), timeout_seconds=5)
     assert model is not None
     with pytest.raises(SidecarError, match=r"cannot be reached: .*: is the server running"):
         await model(QUESTION)

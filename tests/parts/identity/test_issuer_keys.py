@@ -90,6 +90,14 @@ async def test_old_keys_count_for_a_day_where_they_cannot_be_fetched(published: 
     assert (await published.keys.find("a"))["kid"] == "a"
 
 
+async def test_a_host_that_cannot_be_looked_up_is_a_refusal_and_no_fault_of_the_bus(published: Published) -> None:
+    with pytest.raises(UnicodeError) as raised:
+        await fetch_jwks("https://login..example/keys")
+    published.fault = raised.value
+    with pytest.raises(Unauthenticated, match=r"keys of its issuer login.example cannot be fetched: try again later"):
+        await published.keys.find("a")
+
+
 async def test_keys_are_fetched_again_every_hour_while_calls_go_on(published: Published) -> None:
     await published.keys.find("a")
     published.gate.clear()

@@ -425,7 +425,7 @@ class _Server:
             raise SidecarError(
                 f"{self._url} gave no answer within {self._timeout:g} seconds: is the model still being loaded?"
             ) from None
-        except self._httpx.HTTPError as error:
+        except (self._httpx.HTTPError, self._httpx.InvalidURL, UnicodeError) as error:  # the last two of names
             reason = self._shown(str(error) or type(error).__name__)
             raise SidecarError(f"{self._url} cannot be reached: {reason}: is the server running?") from None
         return self._read(status, body)

@@ -130,7 +130,7 @@ class IssuerKeys:
             file = self._issuer.file
             content = await asyncio.to_thread(_read, file) if file is not None else await self._fetch(self._issuer.jwks)
             self._keys = parse_jwks(content)
-        except (SetupError, OSError, aiohttp.ClientError, TimeoutError) as error:
+        except (SetupError, OSError, aiohttp.ClientError, UnicodeError, TimeoutError) as error:  # one of names: a..b
             reason = str(error) or type(error).__name__
             why = f"not fetched, the earlier ones are valid for a day: {reason}"
             log.warning("keys of issuer %s %s", self._issuer.host, why)
