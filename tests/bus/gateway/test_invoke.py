@@ -251,6 +251,14 @@ async def test_the_context_reaches_the_tool(tools: Tools) -> None:
     assert [(each.role, each.content, each.name) for each in seen.messages] == [("user", "hallo", "Ann")]
 
 
+async def test_a_misspelt_user_is_refused_and_more_of_a_message_is_not(tools: Tools) -> None:
+    message = {"role": "user", "content": "hallo", "tool_calls": []}
+    for context, status in (({"userId": "u1"}, 422), ({"user_id": "u1", "messages": [message]}, 200)):
+        body = {"name": "local", "arguments": {"value": 1}, "context": context}
+        assert (answer := await tools.http.post("/api/tools/invoke", json=body)).status_code == status, answer.text
+    assert answer.json()["output"] == 1
+
+
 # -- the bus's own tools -------------------------------------------------------------------------------------------
 
 

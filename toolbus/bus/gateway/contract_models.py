@@ -266,6 +266,8 @@ class ContextMessage(BaseModel):
 class Context(BaseModel):
     """What the tool may know about the circumstances; nothing of it comes from the model."""
 
+    model_config = ConfigDict(extra="forbid")  # as a call: with `userId` it would be one without a user
+
     user_id: str = ""
     attributes: dict[str, str] = {}
     member: dict[str, Any] | None = None
