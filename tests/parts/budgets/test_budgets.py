@@ -7,6 +7,7 @@ import gc
 import json
 import threading
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -250,6 +251,21 @@ async def test_what_has_no_room_is_not_compiled(monkeypatch: pytest.MonkeyPatch)
     refused = await account.declare("x", "x", *tools, tool("small"))
     assert refused == [each.name for each in tools[4:]]
     assert compiled == [*(each.name for each in tools[:4]), "small"]
+
+
+async def test_declarations_are_not_held_a_second_time_while_they_are_read() -> None:
+    tools, held = [wide(f"a{number}", 10_000) for number in range(8)], list[int]()
+    own = tracemalloc.Filter(True, declarations.__file__)
+
+    def work() -> None:
+        held.append(sum(each.size for each in tracemalloc.take_snapshot().filter_traces([own]).traces))
+
+    tracemalloc.start()
+    try:
+        await Account().budgets.declare(Declaring("x", "x", False, tools), work)
+    finally:
+        tracemalloc.stop()
+    assert held[0] < sum(each.ByteSize() for each in tools) / 10
 
 
 async def test_two_requests_of_one_account_do_not_use_the_same_room() -> None:

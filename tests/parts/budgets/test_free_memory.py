@@ -16,15 +16,16 @@ def resident():
 
 memory = FreeMemory()
 assert not memory.release()
-large = [bytes(100_000) for _ in range(1_000)]
-left = large[::50]
-del large
-before = resident()
-print(memory.release(), before - resident() > KEPT_BYTES, memory.release())
+for burst in range(2):  # the second uses again what the first has left
+    large = [bytes(100_000) for _ in range(1_000)]
+    left = large[::50]
+    del large
+    before = resident()
+    print(memory.release(), before - resident() > KEPT_BYTES, memory.release())
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc gives memory back on demand")
 def test_much_free_memory_goes_back_to_the_system_and_little_stays() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == ["True", "True", "False"]
+    assert ended.stdout.split() == ["True", "True", "False"] * 2

@@ -6,6 +6,7 @@ A schema with thousands of properties or dear patterns takes as long as hundreds
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -220,7 +221,7 @@ class PeerBudgets(Budgets):
         Raises:
             InvalidTool: it breaks a rule, or there is no room for it.
         """
-        found = self._read.get(message.SerializeToString()) if self._read else None
+        found = self._read.get(_digest(message)) if self._read else None
         if isinstance(found, InvalidTool):
             raise InvalidTool(found.faults)
         return found or read_tool(message, limits, qualified=qualified, hints_trusted=hints_trusted)
@@ -254,7 +255,7 @@ class PeerBudgets(Budgets):
 
     def _read_all(self, declaring: Declaring, messages: list[pb.Tool], room: dict[str, int]) -> dict[bytes, Read]:
         """Reads tools as far as there is room for them; on the thread."""
-        return {message.SerializeToString(): self._read_one(declaring, message, room) for message in messages}
+        return {_digest(message): self._read_one(declaring, message, room) for message in messages}
 
     def _read_one(self, declaring: Declaring, message: pb.Tool, room: dict[str, int]) -> Read:
         trusted = not self._policy.is_untrusted(declaring.source)
@@ -271,6 +272,11 @@ class PeerBudgets(Budgets):
         for limit in room:
             room[limit] -= size
         return tool
+
+
+def _digest(message: pb.Tool) -> bytes:
+    """Returns what stands for a declaration while its request is read, which takes long: not a second copy of it."""
+    return hashlib.sha256(message.SerializeToString()).digest()
 
 
 def _parts(request: wire.RegisterRequest) -> tuple[list[wire.RegisterRequest], list[Refusal]]:
