@@ -12,6 +12,7 @@ from mcp.server import MCPServer
 from toolbus.common.text import parse_json
 from toolbus.errors import Code, InvalidTool
 from toolbus.parts.mcp.messages.content import read_result, structured_text, write_block, write_content
+from toolbus.parts.mcp.messages.eras import LEGACY_VERSIONS, NEWEST
 from toolbus.parts.mcp.messages.tools import read_declaration, write_declaration
 from toolbus.protocol.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb
@@ -211,3 +212,18 @@ async def test_texts_of_tools_of_the_official_server_are_read_once() -> None:
         ):
             answer = await client.call_tool(name, {})
             assert read_result(answer.model_dump(by_alias=True, exclude_none=True, mode="json")).text == text
+
+
+def test_a_revision_gets_the_kinds_of_blocks_that_it_has_and_texts_for_the_others() -> None:
+    audio = pb.ContentBlock(audio=pb.AudioContent(data=b"12", mime_type="audio/wav"))
+    link = pb.ContentBlock(resource_link=pb.ResourceLink(uri="x://1", name="page"))
+    result = Result(content=(audio, link))
+    kinds = {each: [block["type"] for block in write_content(result, "null", each)] for each in LEGACY_VERSIONS}
+    assert kinds == {
+        "2024-11-05": ["text", "text"],
+        "2025-03-26": ["audio", "text"],
+        "2025-06-18": ["audio", "resource_link"],
+        "2025-11-25": ["audio", "resource_link"],
+    }
+    assert write_content(result, "null", "2024-11-05")[1]["text"] == "[page, x://1]"
+    assert [block["type"] for block in write_content(result, "null", NEWEST)] == ["audio", "resource_link"]

@@ -355,6 +355,21 @@ async def test_a_request_without_the_id_of_its_session_is_refused() -> None:
         assert (await client.send(b"", {}, "PUT").done()).headers["allow"] == "POST, GET, DELETE"
 
 
+@pytest.mark.parametrize("version", ["not-a-version", "1999-01-01", "2099-01-01"])
+async def test_a_request_of_a_session_with_an_unknown_version_is_refused(version: str) -> None:
+    async with serving() as bus:
+        client = HttpClient(bus)
+        await client.initialize()
+        known = {"Mcp-Session-Id": client.session, "Accept": "text/event-stream"}
+        for method in ("GET", "DELETE"):
+            refused = await client.send(b"", {**known, "MCP-Protocol-Version": version}, method).done()
+            assert (refused.status, refused.error["code"]) == (400, -32022)
+            assert "2025-11-25" in refused.error["data"]["supported"]
+        assert (await client.ask("ping", headers={"MCP-Protocol-Version": version})).status == 400
+        assert (await client.ask("ping")).status == 200
+        assert (await client.ask("ping", headers={"MCP-Protocol-Version": "2025-06-18"})).status == 200
+
+
 async def test_a_failed_handshake_begins_no_session() -> None:
     async with serving() as bus:
         message = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from tests.parts.models.loop.scripted_model import FunctionSource, ScriptedModel, call, says
 from tests.support.waiting import until, within
+from toolbus.errors import PeerLost
 from toolbus.loop import ToolLoop
 from toolbus.parts.models.dialects.conversation import HistoryItem, Message
 from toolbus.parts.moving.neko.plugin_context import describe_message
 from toolbus.sdk import Host, Plugin
-from toolbus.sdk.notification import wants_of
+from toolbus.sdk.notification import Notification, wants_of
 from toolbus.testing import running_bus
 
 
@@ -101,6 +103,34 @@ async def test_of_those_that_come_during_a_turn_the_newest_of_each_key_is_read_w
         assert (await within(anext(replies))).text == "well"
     sent = [each["content"].splitlines()[-1] for each in model.requests[-1]["messages"] if each["role"] == "user"]
     assert sent == ["go", "milk 1", "plain 1", "plain 2", "water 3"]
+
+
+class Ending:
+    """A host that has two notifications, and is closed right after the second."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def notifications(self) -> AsyncIterator[Notification]:
+        yield Notification("kitchen", "", "tea", {"wants": "reply"}, 0.0, 1)
+        await self.go_on.wait()
+        yield Notification("kitchen", "", "rain", {"wants": "reply"}, 0.0, 2)
+        self.closed.set()
+        raise PeerLost("the host is closed")
+
+
+async def test_the_end_of_a_host_that_comes_with_its_last_notification_is_told_after_the_turn_of_that() -> None:
+    host: Any = Ending()
+    loop = ToolLoop(FunctionSource(), ScriptedModel(says("tea"), says("rain")).endpoint)
+    async with aclosing(loop.follow(host, [])) as replies:
+        assert (await within(anext(replies))).text == "tea"
+        host.go_on.set()  # while the program does something with the reply
+        await within(host.closed.wait())
+        await asyncio.sleep(0)
+        assert (await within(anext(replies))).text == "rain"
+        with pytest.raises(PeerLost):
+            await within(anext(replies))
 
 
 @pytest.mark.parametrize(

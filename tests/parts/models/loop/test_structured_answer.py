@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -115,3 +116,23 @@ async def test_a_program_without_asyncio_runs_turns_on_its_sync_host_from_severa
     assert texts == ["3", "3"]
     assert (seen[0], seen[-1]) == ("RoundStarted", "Finished")
     assert not [thread for thread in threading.enumerate() if thread.name == "toolbus turns"]
+
+
+def test_a_turn_that_begins_while_its_loop_is_closed_ends_as_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = SyncToolLoop(FunctionSource(), ScriptedModel(says("Hi.")).endpoint)
+    closing = threading.Thread(target=loop.close)
+    start = asyncio.run_coroutine_threadsafe
+
+    def close_first(*arguments: Any) -> Any:
+        closing.start()
+        closing.join(0.1)  # as another thread that runs right now
+        return start(*arguments)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", close_first)
+    try:
+        assert loop.run("Hello.").text == "Hi."  # where the turn was faster than the end of the loop
+    except CancelledError:
+        pass
+    closing.join()
+    with pytest.raises(SetupError, match="is closed"):
+        loop.run("Again.")

@@ -39,7 +39,7 @@ from toolbus.parts.mcp.messages.headers import param_headers
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.protocol.input_requests import need_of
 from toolbus.protocol.questions import ACCEPTED_BY, ELICITATION
-from toolbus.protocol.tool import CallError, Result
+from toolbus.protocol.tool import CallError, Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -404,14 +404,14 @@ class MountHandler:
     # -- progress and log ---------------------------------------------------------------------------------------------
 
     def _progressed(self, sent: SentCall, params: Mapping[str, Any]) -> None:
-        number, total = number_of(params.get("progress")), number_of(params.get("total"))
-        self._report(sent, str(params.get("message") or ""), number, total)
+        self._report(sent, progress_of(params))
 
-    def _report(self, sent: SentCall, message: str, number: float = 0.0, total: float = 0.0) -> None:
+    def _report(self, sent: SentCall, progress: Progress) -> None:
         """Reports progress to the caller, unless the call is parked."""
         if sent.call is not None:
-            progress = pb.ToolProgress(call_id=sent.call.id, progress=number, total=total, message=message)
-            self._dispatcher.progress(self._front, [progress], time.monotonic())
+            message = pb.ToolProgress(call_id=sent.call.id, progress=progress.progress, message=progress.message)
+            message.total = progress.total
+            self._dispatcher.progress(self._front, [message], time.monotonic())
 
     def log_message(self, text: str, stream: str = "") -> None:
         """Sends a log message of the server to the caller whose call it belongs to, if that is known."""
@@ -419,7 +419,7 @@ class MountHandler:
         if sent is None and len(self._sent) == 1:
             sent = next(iter(self._sent.values()))
         if sent is not None:
-            self._report(sent, text)
+            self._report(sent, Progress(message=text))
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -512,7 +512,7 @@ class MountHandler:
         elif call is not None and state.get("status") == "input_required":
             self._park(sent, call, state.get("inputRequests") or {})
         elif state.get("statusMessage"):
-            self._report(sent, str(state["statusMessage"]))
+            self._report(sent, Progress(message=str(state["statusMessage"])))
 
 
 def _owner(call: Call | None) -> tuple[str, ...]:
@@ -795,6 +795,12 @@ def failure(
     """
     error = CallError(code, text, stage, retry_safe, retry_after_seconds=wait, reason=reason)
     return Result(is_error=True, error=error).to_wire()
+
+
+def progress_of(params: Mapping[str, Any]) -> Progress:
+    """Returns what a notification of progress says."""
+    number, total = number_of(params.get("progress")), number_of(params.get("total"))
+    return Progress(number, total, str(params.get("message") or ""))
 
 
 def number_of(value: object) -> float:

@@ -14,14 +14,13 @@ from typing import Any
 
 import msgspec
 
-from toolbus.parts.mcp.client.calls import number_of
+from toolbus.parts.mcp.client.calls import progress_of
 from toolbus.parts.mcp.client.connection import FEATURE_METHODS, McpConnection, ServerInfo
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.transport import Busy, Lost, RequestId
 from toolbus.parts.mcp.features import OnUpdate, Requester
 from toolbus.parts.mcp.messages.eras import LIST_CHANGES
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
-from toolbus.protocol.tool import Progress
 
 log = logging.getLogger("toolbus.mounts")
 
@@ -72,11 +71,6 @@ class MountFeatures:
             raise RpcError(McpCode.METHOD_NOT_FOUND, f"{method!r} is not forwarded to mounted servers")
         on_progress = asker.on_progress
 
-        def progressed(values: Mapping[str, Any]) -> None:
-            if on_progress is not None:
-                number, total = number_of(values.get("progress")), number_of(values.get("total"))
-                on_progress(Progress(number, total, str(values.get("message") or "")))
-
         try:
             connection = await self._connected(asker)
             result = await connection.request(
@@ -84,7 +78,7 @@ class MountFeatures:
                 {key: value for key, value in params.items() if key != "_meta"},
                 name=str(params.get(_NAMED.get(method, ""), "")),
                 accepts=asker.accepts,
-                on_progress=progressed if on_progress is not None else None,
+                on_progress=None if on_progress is None else lambda params: on_progress(progress_of(params)),
                 timeout=REQUEST_SECONDS,
             )
         except (Lost, Busy) as error:

@@ -49,13 +49,10 @@ class TokenExchange:
         token_of: returns the caller's own token, by the name of the identity; "" without one.
     """
 
-    def __init__(
-        self, entry: MountEntry, token_of: Callable[[str], str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, entry: MountEntry, token_of: Callable[[str], str]) -> None:
         self._name = entry.name
         self._rules = entry.oauth or OAuthClient()
         self._token_of = token_of
-        self._clock = clock
         self._tokens = NewestCache[User, tuple[str, float]](MAX_TOKENS)  # with the time until which each is used
         self._locks = NewestCache[User, asyncio.Lock](MAX_TOKENS)  # each held while the token of a user is exchanged
 
@@ -76,14 +73,14 @@ class TokenExchange:
             lock = self._locks[user] = asyncio.Lock()
         async with lock:
             token, until = self._tokens.get(user, ("", 0.0))
-            if not token or token == refused or self._clock() >= until:
+            if not token or token == refused or time.monotonic() >= until:
                 token, seconds = await self._exchange(self._subject(user))
-                self._tokens[user] = token, self._clock() + max(seconds - EARLY_SECONDS, seconds / 2)
+                self._tokens[user] = token, time.monotonic() + max(seconds - EARLY_SECONDS, seconds / 2)
             return token
 
     def seconds(self, user: User) -> float:
         """Returns for how long the token of a user is used before the next exchange."""
-        return self._tokens.get(user, ("", 0.0))[1] - self._clock()
+        return self._tokens.get(user, ("", 0.0))[1] - time.monotonic()
 
     def forget(self, user: User) -> None:
         """Removes the token of a user from the cache."""

@@ -15,7 +15,8 @@ from urllib.parse import unquote_to_bytes
 
 from toolbus.common.text import dump_json, quote, read_foreign_json, shorten
 from toolbus.errors import Code, Stage
-from toolbus.protocol.tool import CallError, Result
+from toolbus.parts.mcp.messages.eras import NEWEST
+from toolbus.protocol.tool import CallError, Result, block_text
 from toolbus.v1 import tool_pb2 as pb
 
 Json = dict[str, Any]
@@ -23,6 +24,7 @@ Json = dict[str, Any]
 UNKNOWN_TYPE = "application/octet-stream"
 MAX_UNREAD = 4_000  # characters of a block of an unknown kind that a model reads
 _FAILED = "the tool reported a failure"
+_SINCE = {"audio": "2025-03-26", "resource_link": "2025-06-18"}  # the first revision with a kind of block
 _DATA_URL = re.compile(r"\s*data:([^,;]*(?:;(?!base64,)[^,;]*)*)(;base64)?,", re.IGNORECASE)
 _SAME_TYPES = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
 _STANDARD_BASE64 = str.maketrans("-_", "+/")
@@ -31,13 +33,17 @@ _STANDARD_BASE64 = str.maketrans("-_", "+/")
 # -- from the bus --------------------------------------------------------------------------------------------------
 
 
-def write_content(result: Result, text: str) -> list[Json]:
+def write_content(result: Result, text: str, version: str = NEWEST) -> list[Json]:
     """Returns the content of a result: its text first, unless its content has a text; a failure is always included.
 
     Args:
         text: the output, or the failure, as a model reads it; "null" is left out where there is other content.
+        version: of the protocol; a block of a kind that it does not have becomes a text.
     """
-    blocks = [write_block(block) for block in result.content]
+    blocks = [
+        write_block(block) if version >= _SINCE.get(block.WhichOneof("kind") or "", "") else _described(block)
+        for block in result.content
+    ]
     texts = [block["text"] for block in blocks if block["type"] == "text"]
     failure = result.error.message if result.error is not None else ""
     if not texts and (text != "null" or not blocks):
@@ -56,6 +62,10 @@ def structured_text(output_json: str, *, modern: bool) -> str:
     if first == "{":
         return output_json
     return output_json if modern and first not in ('"', "n", "") else ""
+
+
+def _described(block: pb.ContentBlock) -> Json:
+    return {"type": "text", "text": block_text(block)}
 
 
 def write_block(block: pb.ContentBlock) -> Json:

@@ -6,7 +6,6 @@ its version and what its client can do.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any, Final
 
 from toolbus.common.version import VERSION
@@ -34,15 +33,10 @@ LIST_CHANGES: Final = {
 }
 
 
-class Era(Enum):
-    """How client and server speak."""
-
-    LEGACY = "legacy"
-    MODERN = "modern"
-
-
-def era_of(method: str, *, meta_version: str | None, header_version: str | None = None, session: bool = False) -> Era:
-    """Returns the era of what a client sent.
+def is_modern(
+    method: str, *, meta_version: str | None, header_version: str | None = None, session: bool = False
+) -> bool:
+    """Tells whether what a client sent is of the modern era.
 
     Args:
         method: "" for a response, which only legacy clients send.
@@ -51,7 +45,5 @@ def era_of(method: str, *, meta_version: str | None, header_version: str | None 
         session: whether the request names a session (Mcp-Session-Id).
     """
     if session or header_version in LEGACY_VERSIONS or (method == "initialize" and meta_version is None):
-        return Era.LEGACY
-    if meta_version is not None or header_version is not None or method == "server/discover":
-        return Era.MODERN
-    return Era.LEGACY
+        return False
+    return meta_version is not None or header_version is not None or method == "server/discover"

@@ -24,6 +24,7 @@ from toolbus.common.text import quote
 from toolbus.errors import Code, Stage
 from toolbus.parts.mcp.messages import headers
 from toolbus.parts.mcp.messages.content import structured_text, write_content
+from toolbus.parts.mcp.messages.eras import NEWEST
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError, raw_json
 from toolbus.parts.mcp.server.mcp_listing import TargetTool
 from toolbus.parts.mcp.server.mcp_request import META_OF_RESULT, CallParams, McpRequest, encode
@@ -193,7 +194,7 @@ def write_result(result: Result, request: McpRequest) -> bytes:
     raw = raw_json(structured) if structured else None
     text = (replace(result, content=()) if result.content else result).text  # content is written as blocks
     failed = result.is_error or error is not None
-    content = write_content(result, text)
+    content = write_content(result, text, request.version or NEWEST)
     if failed:
         _mark_failure(content)
     parts = [b'{"content":', encode(content)]

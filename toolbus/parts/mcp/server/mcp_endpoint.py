@@ -26,7 +26,7 @@ from toolbus.common.text import quote
 from toolbus.errors import Code, LimitExceeded, NotPermitted, Stage, ToolBusError, http_status
 from toolbus.parts.mcp.messages import headers as mcp_headers
 from toolbus.parts.mcp.messages import jsonrpc
-from toolbus.parts.mcp.messages.eras import LEGACY_VERSIONS
+from toolbus.parts.mcp.messages.eras import LEGACY_VERSIONS, MODERN_VERSIONS
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server import methods
 from toolbus.parts.mcp.server.calls import ERROR_META, describe
@@ -82,6 +82,7 @@ def is_standing(event_id: str) -> bool:
 
 
 METHODS = ("POST", "GET", "DELETE")
+VERSIONS = (*LEGACY_VERSIONS, *MODERN_VERSIONS)
 WATCH_SECONDS = 0.05  # after which a task watches for the client's disconnect
 POLLED_SINCE = "2025-11-25"  # the first revision whose clients resume a stream that was closed
 
@@ -94,12 +95,17 @@ class RefusedRequest(Exception):
     """A request is refused before it is read as a message."""
 
     def __init__(
-        self, status: int, message: str, code: int = McpCode.INVALID_REQUEST, allow: tuple[str, ...] = ()
+        self,
+        status: int,
+        message: str,
+        code: int = McpCode.INVALID_REQUEST,
+        allow: tuple[str, ...] = (),
+        data: Any = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = [(b"allow", ", ".join(allow).encode())] if allow else []
-        self.error = RpcError(code, message)
+        self.error = RpcError(code, message, data)
 
 
 class McpEndpoint:
@@ -153,9 +159,13 @@ class McpEndpoint:
         """Returns the session that a request names.
 
         Raises:
-            RefusedRequest: the request names none.
+            RefusedRequest: the request names none, or a version that the bus does not know.
             UnknownSession: no session has that id.
         """
+        version = headers.get("mcp-protocol-version")
+        if version is not None and version not in VERSIONS:
+            data = {"supported": list(VERSIONS), "requested": version}
+            raise RefusedRequest(400, "Unsupported protocol version", McpCode.UNSUPPORTED_VERSION, data=data)
         id = headers.get("mcp-session-id")
         if id is None:
             raise RefusedRequest(400, "Mcp-Session-Id is missing: send the one that the answer to initialize had")

@@ -24,7 +24,7 @@ from toolbus.parts.mcp.messages.eras import (
     TASKS_EXTENSION,
 )
 from toolbus.parts.mcp.messages.jsonrpc import JsonId, McpCode, RpcError
-from toolbus.parts.mcp.server.sessions import LEVELS, Channel, ClientCapabilities, McpSession
+from toolbus.parts.mcp.server.sessions import Channel, ClientCapabilities, McpSession, reaches
 from toolbus.parts.mcp.settings import Profile
 
 encode = msgspec.json.encode
@@ -159,8 +159,7 @@ class McpRequest:
 
     def log(self, level: str, data: Any) -> None:
         """Sends a log message that belongs to this request, if the client gets messages of that level."""
-        lowest = self.log_level
-        if lowest in LEVELS and LEVELS.index(level) >= LEVELS.index(lowest):
+        if reaches(level, self.log_level):
             self.notify("notifications/message", {"level": level, "logger": "toolbus", "data": data})
 
 

@@ -25,7 +25,7 @@ from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
 from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages import jsonrpc
-from toolbus.parts.mcp.messages.eras import META_CAPABILITIES, META_VERSION, MODERN_VERSIONS, Era, era_of
+from toolbus.parts.mcp.messages.eras import META_CAPABILITIES, META_VERSION, MODERN_VERSIONS, is_modern
 from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, McpCode, RpcError
 from toolbus.parts.mcp.server.calls import Calls
 from toolbus.parts.mcp.server.feature_view import FeatureView
@@ -157,8 +157,7 @@ class McpServer:
         params = jsonrpc.read(message.params, PARAMS.get(method, Params))
         meta = params.meta
         named = bool(headers) and session is not None  # over a pipe requests name no session, and eras may alternate
-        era = era_of(method, meta_version=meta.version, header_version=header_version, session=named)
-        modern = era is Era.MODERN
+        modern = is_modern(method, meta_version=meta.version, header_version=header_version, session=named)
         if modern:
             self._check_meta(meta, header_version)
             version, client, session = meta.version or "", self._client(meta.capabilities), None

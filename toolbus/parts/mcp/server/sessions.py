@@ -31,6 +31,11 @@ from toolbus.protocol.limits import MIB
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
 
 
+def reaches(level: str, lowest: str | None) -> bool:
+    """Tells whether a client that gets messages from a level on gets one of another; None: it gets none."""
+    return lowest in LEVELS and LEVELS.index(level) >= LEVELS.index(lowest)
+
+
 @dataclass(frozen=True, slots=True)
 class ClientCapabilities:
     """The capabilities that a client declares.
@@ -152,10 +157,6 @@ class McpSession:
         if level not in LEVELS:
             raise RpcError(McpCode.INVALID_PARAMS, f"level is {level!r:.40}: use one of {', '.join(LEVELS)}")
         self.log_level = level
-
-    def takes_level(self, level: str) -> bool:
-        """Tells whether the client gets log messages of a level."""
-        return LEVELS.index(level) >= LEVELS.index(self.log_level)
 
     def new_stream(self, of: str = STANDING) -> MessageStream:
         """Returns a new stream that can be resumed; the oldest closed one is removed if there are too many.

@@ -22,7 +22,7 @@ from toolbus.parts.mcp.features import FeatureProvider, features_of
 from toolbus.parts.mcp.messages.eras import LIST_CHANGES
 from toolbus.parts.mcp.server.feature_view import FeatureView
 from toolbus.parts.mcp.server.mcp_listing import Listings
-from toolbus.parts.mcp.server.sessions import McpSession
+from toolbus.parts.mcp.server.sessions import McpSession, reaches
 from toolbus.parts.mcp.settings import Profile
 from toolbus.sdk.notification import wants_of
 
@@ -204,7 +204,7 @@ def _pass_on(session: McpSession, notification: BoardEntry) -> None:
     MCP has nothing nearer: hosts show such messages, and some give them to the model.
     """
     user = session.profile.user
-    if (user and notification.user_id not in ("", user)) or not session.takes_level(NOTIFICATION_LEVEL):
+    if (user and notification.user_id not in ("", user)) or not reaches(NOTIFICATION_LEVEL, session.log_level):
         return
     data = json.loads(notification.data_json) if notification.data_json else None
     said = {"text": notification.text, "user_id": notification.user_id, "number": notification.number}

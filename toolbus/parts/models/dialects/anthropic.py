@@ -58,8 +58,7 @@ class BlockStream(TurnStream):
     end_mark = "message_stop"
 
     def __init__(self, names: NameTable) -> None:
-        super().__init__()
-        self._names = names
+        super().__init__(names)
         self._blocks: list[_ArrivingBlock] = []
         self._newest: dict[int, _ArrivingBlock] = {}  # by index: a server may give two calls the same
         self._stop = ""  # the stop reason; "" until it came

@@ -70,7 +70,8 @@ class TurnStream(ABC):
 
     end_mark: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self, names: NameTable) -> None:
+        self._names = names
         self._joiner = SurrogateJoiner()
 
     def feed(self, event: Any) -> list[Delta]:
@@ -94,9 +95,11 @@ class TurnStream(ABC):
 class Dialect(ToolWriter):
     """How one provider writes tools, calls and results."""
 
-    @abstractmethod
     def parse(self, answer: Any, names: NameTable) -> Turn:
-        """Reads a whole answer: a mapping, or an object of the provider's SDK."""
+        """Reads a whole answer: a mapping, or an object of the provider's SDK. By default it is as one event."""
+        stream = self.stream(names)
+        stream.feed(answer)
+        return stream.finish()
 
     @abstractmethod
     def stream(self, names: NameTable) -> TurnStream:

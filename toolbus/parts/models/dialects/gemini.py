@@ -77,8 +77,7 @@ class PartStream(TurnStream):
     end_mark = "a finish_reason"
 
     def __init__(self, names: NameTable) -> None:
-        super().__init__()
-        self._names = names
+        super().__init__(names)
         self._parts: list[Json] = []
         self._calls: list[ModelCall] = []
         self._deltas: list[Delta] = []
@@ -249,11 +248,6 @@ class Gemini(Dialect):
         output = self._outputs[text] if text in self._outputs else _response_schema(tool)
         self._outputs[text] = output
         return output
-
-    def parse(self, answer: Any, names: NameTable) -> Turn:
-        stream = PartStream(names)
-        stream.feed(answer)
-        return stream.finish()
 
     def stream(self, names: NameTable) -> TurnStream:
         return PartStream(names)

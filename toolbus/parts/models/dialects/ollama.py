@@ -64,11 +64,6 @@ class Ollama(PairedDialect):
         function: Json = {"name": wire_name, "description": description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    def parse(self, answer: Any, names: NameTable) -> Turn:
-        stream = self.stream(names)
-        stream.feed(answer)
-        return stream.finish()
-
     def stream(self, names: NameTable) -> TurnStream:
         return _OllamaStream(self, names)
 
@@ -188,9 +183,8 @@ class _OllamaStream(TurnStream):
     end_mark = "a chunk that is done"
 
     def __init__(self, dialect: Ollama, names: NameTable) -> None:
-        super().__init__()
+        super().__init__(names)
         self._dialect = dialect
-        self._names = names
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._calls: list[Json] = []

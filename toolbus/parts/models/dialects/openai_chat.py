@@ -132,8 +132,7 @@ class ChatStream(TurnStream):
     end_mark = "a finish_reason"
 
     def __init__(self, names: NameTable) -> None:
-        super().__init__()
-        self._names = names
+        super().__init__(names)
         self._began = False  # whether any part of the answer came
         self._text: list[str] = []
         self._refusal: list[str] = []

@@ -101,8 +101,7 @@ class ResponseStream(TurnStream):
     end_mark = "response.completed or response.incomplete"
 
     def __init__(self, names: NameTable) -> None:
-        super().__init__()
-        self._names = names
+        super().__init__(names)
         self._items: list[_ArrivingItem] = []
         self._reasoning: list[str] = []
         self._response: Mapping[str, Any] | None = None  # the response in the last event; None until then

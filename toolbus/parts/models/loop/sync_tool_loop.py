@@ -37,7 +37,7 @@ class SyncToolLoop:
         self._loop: asyncio.AbstractEventLoop | None = None  # None before the first turn
         self._thread: threading.Thread | None = None  # the same
         self._closed = False
-        self._lock = threading.Lock()  # guards the start
+        self._lock = threading.Lock()  # guards the start of turns and of the loop
 
     def __repr__(self) -> str:
         return f"<SyncToolLoop {self._tool_loop!r}>"
@@ -96,15 +96,7 @@ class SyncToolLoop:
         self.close()
 
     def _wait(self, turn: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(turn, self._started(turn))
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def _started(self, turn: Coroutine[Any, Any, Any]) -> asyncio.AbstractEventLoop:
-        with self._lock:
+        with self._lock:  # else the loop could end before it has the turn, which nothing would end then
             if self._closed:
                 turn.close()
                 raise SetupError("this SyncToolLoop is closed: make a new one")
@@ -112,7 +104,12 @@ class SyncToolLoop:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name="toolbus turns", daemon=True)
                 self._thread.start()
-            return self._loop
+            future = asyncio.run_coroutine_threadsafe(turn, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -689,7 +689,8 @@ class ToolLoop:
         reading.add_done_callback(lambda _: arrived.set())
         try:
             while True:
-                await arrived.wait()
+                if not reading.done():  # it may have ended together with the last notification
+                    await arrived.wait()
                 arrived.clear()
                 batch = list(waiting.values())
                 waiting.clear()
