@@ -105,6 +105,12 @@ async def test_a_file_that_cannot_start_is_given_up_at_once(tmp_path: Path, text
     assert "cannot start" in _texts(reports, ReportKind.GIVEN_UP)[0]
 
 
+def test_the_backoff_has_a_longest_one_after_any_number_of_attempts() -> None:
+    # A plugin that dies every 10 s is in no crash loop, and a remote server may be down for a weekend.
+    for attempt in (7, 1_023, 1_024, 100_000):
+        assert 15.0 <= RestartPolicy().backoff(attempt) <= 30.0
+
+
 async def test_a_plugin_that_ends_with_exit_code_0_is_not_restarted(tmp_path: Path) -> None:
     well, reports = await _run([_file(tmp_path, "done", "import os\nos._exit(0)\n")])
     assert well

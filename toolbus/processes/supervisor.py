@@ -361,7 +361,8 @@ class RestartPolicy:
 
     def backoff(self, attempt: int) -> float:
         """Returns the seconds to wait before a restart; attempts count from 0."""
-        return min(self.max_backoff_seconds, self.backoff_seconds * 2.0**attempt) * random.uniform(0.5, 1.0)
+        longest = self.backoff_seconds * 2.0 ** min(attempt, 64)  # attempts have no end, floats have
+        return min(self.max_backoff_seconds, longest) * random.uniform(0.5, 1.0)
 
     def give_up_reason(self, code: int, deaths: Sequence[float], fix: str) -> str:
         """Returns why a plugin that died is not restarted; "" if it is.

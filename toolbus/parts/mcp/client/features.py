@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from toolbus.parts.mcp.client.transport import Busy, Lost, RequestId
 from toolbus.parts.mcp.features import OnUpdate, Requester
 from toolbus.parts.mcp.messages.eras import LIST_CHANGES
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
+from toolbus.processes.supervisor import RestartPolicy
 
 log = logging.getLogger("toolbus.mounts")
 
@@ -173,7 +173,7 @@ def _log_refusal(uri: str, error: Exception | None) -> None:
 
 # -- changes of modern servers -----------------------------------------------------------------------------------------
 
-FIRST_SECONDS, MAX_SECONDS = 0.25, 30.0  # the backoff before a new listen
+RESTARTS = RestartPolicy()  # whose backoff comes before a new listen
 
 
 class Listening:
@@ -226,6 +226,5 @@ class Listening:
         if isinstance(error, RpcError) and error.code == McpCode.METHOD_NOT_FOUND:
             log.debug("the server declares that lists change, and has no subscriptions/listen")
             return
-        seconds = min(MAX_SECONDS, FIRST_SECONDS * 2.0**self._failures) * random.uniform(0.5, 1.0)
+        self._timer = asyncio.get_running_loop().call_later(RESTARTS.backoff(self._failures), self.open)
         self._failures += 1
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.open)
