@@ -28,9 +28,9 @@ A failed call is data (``ToolResult.error``) and travels as a result; the bus ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from toolbus.v1 import tool_pb2 as pb
@@ -101,6 +101,11 @@ class CallError:
         if self.code is not Code.NOT_FOUND or refusal.code is not Code.UNAVAILABLE:
             return self
         return replace(refusal, message=f"{refusal.message}; the last attempt: {self.message}")
+
+    def described(self) -> dict[str, Any]:
+        """Returns it as a JSON object."""
+        limit = {"name": self.limit[0], "value": self.limit[1]} if self.limit else None
+        return {**asdict(self), "code": self.code.name, "stage": self.stage.name, "limit": limit}
 
     def to_wire(self) -> pb.CallError:
         """Returns the wire form."""

@@ -8,7 +8,6 @@ import math
 import re
 import shlex
 import sys
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -240,6 +239,8 @@ def declared_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
 
 def _types(schema: Any, root: Mapping[str, Any], left: list[int]) -> Iterator[str]:
     """Yields the types of a schema: its own, those of its values, else those of its branches and of its reference."""
+    from toolbus.protocol.json_schema import pointed_at
+
     if not isinstance(schema, Mapping):
         return
     declared = schema.get("type")
@@ -250,18 +251,10 @@ def _types(schema: Any, root: Mapping[str, Any], left: list[int]) -> Iterator[st
     yield from (_TYPE_NAMES.get(type(value), "null") for value in values)
     if isinstance(reference := schema.get("$ref"), str) and left[0] > 0:
         left[0] -= 1
-        yield from _types(_target(reference, root), root, left)
+        yield from _types(pointed_at(root, reference[1:])[0] if reference.startswith("#") else None, root, left)
     for branch in (branch for keyword in _BRANCHES for branch in schema.get(keyword) or ()):
         types = list(_types(branch, root, left))
         yield from types or (_KINDS if branch in ({}, True) else ())
-
-
-def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """Returns the part of a schema that a reference within it names; None where it names nothing."""
-    part: Any = root
-    for step in reference.removeprefix("#").split("/")[1:]:
-        part = part.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
-    return part if reference.startswith("#") else None
 
 
 def _pairs(words: Sequence[str], what: str) -> dict[str, str]:
@@ -538,18 +531,8 @@ def _show_error(error: CallError | None, explainable: bool) -> None:
 
 
 def _as_record(result: Result) -> dict[str, Any]:
-    record: dict[str, Any] = {"output": _parsed(result), "is_error": result.is_error, "error": None}
-    if (error := result.error) is not None:
-        record["error"] = {
-            "code": error.code.name,
-            "stage": error.stage.name,
-            "message": error.message,
-            "retry_safe": error.retry_safe,
-            "limit": {"name": error.limit[0], "value": error.limit[1]} if error.limit else None,
-            "retry_after_seconds": error.retry_after_seconds,
-            "reason": error.reason,
-        }
-    return record | content_of(result)
+    error = None if result.error is None else result.error.described()
+    return {"output": _parsed(result), "is_error": result.is_error, "error": error} | content_of(result)
 
 
 def content_of(result: Result) -> dict[str, Any]:
@@ -566,34 +549,19 @@ def _parsed(result: Result) -> Any:
 
 
 def _block(block: pb.ContentBlock) -> dict[str, Any]:
-    described = _part(block)
+    from google.protobuf.json_format import MessageToDict
+
+    kind = block.WhichOneof("kind")
+    part = None if kind is None else getattr(block, kind)
+    described: dict[str, Any] = {"kind": kind or "unknown"}
+    if part is not None:
+        described |= MessageToDict(part, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     if block.annotations_json:
         try:
             described["annotations"] = parse_json(block.annotations_json)
         except (ValueError, RecursionError):
             described["annotations"] = block.annotations_json
     return described
-
-
-def _part(block: pb.ContentBlock) -> dict[str, Any]:
-    kind = block.WhichOneof("kind") or "unknown"
-    match kind:
-        case "text":
-            return {"kind": kind, "text": block.text.text}
-        case "image" | "audio":
-            part = block.image if kind == "image" else block.audio
-            return {"kind": kind, "mime_type": part.mime_type, "data": b64encode(part.data).decode()}
-        case "resource_link":
-            link = block.resource_link
-            return {"kind": kind, "uri": link.uri, "name": link.name, "mime_type": link.mime_type}
-        case "resource":
-            resource = block.resource
-            body = {"text": resource.text}
-            if resource.WhichOneof("body") == "data":
-                body = {"data": b64encode(resource.data).decode()}
-            return {"kind": kind, "uri": resource.uri, "mime_type": resource.mime_type, **body}
-        case _:
-            return {"kind": kind}
 
 
 def _described(block: pb.ContentBlock) -> str:

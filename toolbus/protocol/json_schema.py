@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 from toolbus.common.text import nearest
 
@@ -24,6 +25,7 @@ from toolbus.common.text import nearest
 # All readers of schemas use it: the normal form, the bus's validator, the dialects. Their errors show places and values
 # in the same way.
 
+Path: TypeAlias = tuple[str | int, ...]
 TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 MAX_BOUND = 2**63 - 1  # providers read bounds into 64 bits
 SHOWN_CHARACTERS = 200
@@ -72,6 +74,17 @@ def cut(text: str) -> str:
         return text
     half = SHOWN_CHARACTERS // 2
     return f"{text[:half]} … {text[3 - half :]}"
+
+
+def pointed_at(value: Any, text: str) -> tuple[Any, Path]:
+    """Returns what a JSON pointer names inside a value, None where it names nothing, and the steps to it."""
+    steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in text.split("/")[1:]]
+    for step in steps:
+        if isinstance(value, list) and step.isascii() and step.isdecimal() and len(step) < 7:
+            value = value[int(step)] if int(step) < len(value) else None
+        else:
+            value = value.get(step) if isinstance(value, dict) else None
+    return value, tuple(steps)
 
 
 def pointer(place: Iterable[str | int]) -> str:

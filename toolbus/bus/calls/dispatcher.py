@@ -508,8 +508,7 @@ class Dispatcher:
                 handler = declaration.pick()
                 if handler is not to or not share:  # once for a run of calls of the same handler
                     if to is not None and batch:
-                        to.slots.take(budget, len(batch))
-                        (self._intercept if self.seams.interceptors else to.send)(batch, now)
+                        self._send(to, budget, batch, now)
                         batch = []
                     if handler is not None:
                         share = handler.slots.offer(budget, handler.max_in_flight - len(handler.pending), now)
@@ -570,8 +569,7 @@ class Dispatcher:
             except BaseException as fault:
                 self.refused.fault(caller, call_id, name, fault, now)
         if to is not None and batch:
-            to.slots.take(budget, len(batch))
-            (self._intercept if self.seams.interceptors else to.send)(batch, now)
+            self._send(to, budget, batch, now)
         for record in at_once:
             if total.soft_deadlines.pop(record, None) is not None:  # else a handler of this process has ended it
                 self.deadlines.to_background(record, now)
@@ -582,9 +580,9 @@ class Dispatcher:
         if nearest < total.armed_at:
             total.arm(nearest)
 
-    def _intercept(self, batch: list[Call], now: float) -> None:
-        """Sends calls to the handler that all of them have, but those that an interceptor takes over."""
-        handler = batch[0].handler
+    def _send(self, handler: Handler, budget: ArgumentBudget, batch: list[Call], now: float) -> None:
+        """Sends the calls of one caller for a handler to it, but those that an interceptor takes over."""
+        handler.slots.take(budget, len(batch))
         for each in self.seams.interceptors:
             batch = each.before(batch, now)
         if batch:

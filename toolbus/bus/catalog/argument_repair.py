@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import jsonschema_rs
 
 from toolbus.bus.catalog.schema import CHOICES, MAYBE_WHOLE, ArgumentChecker, load_arguments, path_text
-from toolbus.bus.catalog.schema_defaults import Defaults, Path
+from toolbus.bus.catalog.schema_defaults import Defaults
 from toolbus.common.text import escape_surrogates, shorten
+from toolbus.protocol.json_schema import Path
 
 MAX_REPAIRS = 100  # of one call: a model's slip, not an attempt to keep the bus busy
 MAX_ROUNDS = 4  # JSON text may hold JSON text

@@ -20,9 +20,9 @@ from urllib.parse import unquote, urldefrag, urljoin
 import jsonschema_rs
 import orjson
 
-from toolbus.bus.catalog.schema_defaults import Defaults, defaults_of, pointed_at
+from toolbus.bus.catalog.schema_defaults import Defaults, defaults_of
 from toolbus.common.text import escape_surrogates
-from toolbus.protocol.json_schema import SchemaFault, cut, draft_of, limited, normal_form, pointer, show
+from toolbus.protocol.json_schema import SchemaFault, cut, draft_of, limited, normal_form, pointed_at, pointer, show
 from toolbus.protocol.tool import Limits
 
 # Measures a JSON Schema as a graph: which schemas in it apply which others, and what a check of it can cost.

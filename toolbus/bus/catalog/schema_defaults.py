@@ -11,26 +11,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
-from toolbus.protocol.json_schema import of_type, pointer, show
-
-Path = tuple[str | int, ...]
+from toolbus.protocol.json_schema import Path, of_type, pointed_at, pointer, show
 
 _HOLDING = frozenset(("properties", "items", "additionalProperties", "allOf", "$ref"))  # by which others are found
 _ELSEWHERE = frozenset(("allOf", "$ref", "$id", "id"))  # what makes a value subject to more than one schema, or a name
 MAX_FILLED = 1_000  # of one call: arguments that lack more are passed on as they are
-
-
-def pointed_at(value: Any, pointer: str) -> tuple[Any, Path]:
-    """Returns what a JSON pointer names inside a value, None where it names nothing, and the steps to it."""
-    steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
-    for step in steps:
-        if isinstance(value, list) and step.isascii() and step.isdecimal() and len(step) < 7:
-            value = value[int(step)] if int(step) < len(value) else None
-        else:
-            value = value.get(step) if isinstance(value, dict) else None
-    return value, tuple(steps)
 
 
 class TooMuch(ValueError):

@@ -45,7 +45,7 @@ def describe_result(result: Result) -> dict[str, Any]:
         "call_id": result.call_id,
         "output": output,
         "is_error": result.is_error,
-        "error": None if error is None else _describe_error(error),
+        "error": None if error is None else error.described(),
         "content": [MessageToDict(block, preserving_proto_field_name=True) for block in result.content_beside_output()],
     }
     if result.asks:  # only where the request has `accepts`
@@ -60,18 +60,6 @@ def describe_raw_result(result: Result) -> dict[str, Any]:
     output = orjson.Fragment(text) if _is_json(text) else text
     described = describe_result(replace(result, output_json="null", content=result.content_beside_output()))
     return {**described, "output": output}
-
-
-def _describe_error(error: CallError) -> dict[str, Any]:
-    return {
-        "code": error.code.name,
-        "message": error.message,
-        "stage": error.stage.name,
-        "retry_safe": error.retry_safe,
-        "limit": {"name": error.limit[0], "value": error.limit[1]} if error.limit else None,
-        "retry_after_seconds": error.retry_after_seconds,
-        "reason": error.reason,
-    }
 
 
 # Builds no values, but runs Python code for most of them, so that other threads get their turn in between.

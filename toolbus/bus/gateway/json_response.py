@@ -29,13 +29,13 @@ def write_json(value: Any) -> bytes:
         return _ASCII_ENCODER.encode(value).encode()
 
 
-def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(content: Any, status: int = 200) -> Response:
     """Returns a response with a JSON body.
 
     Raises:
         RecursionError: the content is nested too deeply.
     """
-    return json_bytes_response(write_json(content), status, headers)
+    return json_bytes_response(write_json(content), status)
 
 
 def json_bytes_response(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from toolbus.common.text import shorten
+from toolbus.protocol.json_schema import pointed_at
 
 _STRICT_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # json.dumps would make one each time
 MAX_LEVELS = 128  # of JSON: twice the bus's limit, since a converted schema may be deeper than the original
@@ -128,18 +129,10 @@ class LossReport:
         """Returns the schema that a reference points to; None if it points to none."""
         if not reference.startswith("#"):
             return None
-        pointer = unquote(reference[1:])
+        pointer = reference[1:]
         if pointer and not pointer.startswith("/"):
-            return self._anchors.get(pointer)
-        value: Any = self._root
-        for step in pointer.split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(value, dict) and step in value:
-                value = value[step]
-            elif isinstance(value, list) and step.isdecimal() and len(step) < 7 and int(step) < len(value):
-                value = value[int(step)]
-            else:
-                return None
+            return self._anchors.get(unquote(pointer))
+        value, _ = pointed_at(self._root, pointer)
         return value if isinstance(value, dict | bool) else None
 
 
