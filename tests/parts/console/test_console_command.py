@@ -79,6 +79,8 @@ async def test_what_is_wrong_is_said_with_how_to_fix_it(site: Site, tmp_path: Pa
         (("--bus", site.https, "--credential", site.credential("plugin")), 1, "'calls' in its scope administer"),
         (("--bus", site.https, "--credential", str(tmp_path / "other" / "ops.toolbus")), 3, "is not the bus of"),
         (("--bus", "https://localhost:1", *ops), 3, "no bus at https://localhost:1"),
+        (("--bus", "https://bus..example", *ops), 3, "no bus at https://bus..example"),
+        (("--bus", "https://[::1", *ops), 2, "write https://HOST:PORT"),
     ):
         shown = await site.run("--print", *words)
         assert shown.returncode == code, shown.stderr

@@ -72,7 +72,10 @@ def _page(bus: BusTarget) -> str:
     address = bus.address or (credential.address if credential is not None else "")
     if not address.startswith(("http://", "https://")):
         return _page_of(bus)
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError as error:
+        terminal.fail(f"the bus's address is {address!r} ({error}): write https://HOST:PORT", terminal.USAGE)
     if parts.scheme == "http":
         return f"http://{parts.netloc}/console"
     return _with_code(parts.netloc, credential)
@@ -124,7 +127,7 @@ def _post(place: str, credential: Credential) -> dict[str, Any]:
             "name the host as the certificate of the bus does, or use the credential of that bus",
             terminal.NO_BUS,
         )
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: a host that is no name
         why = clean_line(str(error))
         terminal.fail(f"no bus at https://{place} ({why}): set its address with --bus", terminal.NO_BUS)
     connection.close()
@@ -134,6 +137,7 @@ def _post(place: str, credential: Credential) -> dict[str, Any]:
         content = {}
     if answer.status in (404, 501):
         terminal.fail(f"the bus at https://{place} has no console: drop console = false from its configuration")
+    content = content if isinstance(content, dict) else {}
     if answer.status != 200 or "code" not in content:
         terminal.fail(clean_line(str(content.get("detail", f"the bus answered {answer.status}"))))
-    return dict(content)
+    return content
