@@ -32,6 +32,15 @@ def test_the_test_of_a_new_plugin_passes_and_nothing_that_is_there_is_changed(
     assert (bad.returncode, "use small letters" in bad.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("name", ["calendar", "grpc"])
+def test_a_name_that_would_hide_a_module_is_refused_where_the_plugin_is_in_python(tmp_path: Path, name: str) -> None:
+    hiding = toolbus("new", name, "--in", tmp_path)
+    assert (hiding.returncode, f"another name, as in my_{name}" in hiding.stderr) == (2, True)
+    assert not (tmp_path / name).exists()
+    other = next(language for language in TEMPLATES if language != "python")
+    assert toolbus("new", name, "--in", tmp_path, "--language", other).returncode == 0
+
+
 @pytest.mark.parametrize("language", TEMPLATES)
 def test_each_language_has_its_files_and_what_is_left_out_or_unknown_is_named(tmp_path: Path, language: str) -> None:
     made = toolbus("new", "hi", "--in", tmp_path, "--language", language, "--json")

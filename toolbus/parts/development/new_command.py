@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,14 @@ def new(
             terminal.USAGE,
         )
     template = _template(language, clients)
+    from importlib.metadata import packages_distributions  # here, since it takes its time
+
+    if language == "python" and name in {*sys.stdlib_module_names, *packages_distributions()}:
+        terminal.fail(
+            f"{name!r} is a module that Python has, which the plugin's file would hide: choose another name, as in "
+            f"my_{name}",
+            terminal.USAGE,
+        )
     home = folder / name
     files = template.written(name, str(clients.resolve()))
     if present := [each for each in files if (home / each).exists()]:
