@@ -27,6 +27,7 @@ from tests.bus.gateway.calling import client
 from tests.support.other_user import CAN_BE_NOBODY, NOBODY, run_program
 from tests.support.waiting import until, within
 from toolbus.bus import Bus, Config
+from toolbus.bus.access.budgets import Budgets
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.serve_settings import settle
 from toolbus.common.local_users import Address, owner_of
@@ -117,6 +118,30 @@ async def test_refused_rpcs_leave_nothing_to_the_garbage_collection() -> None:
             await until(lambda: refused() < 5, "what ended them has gone")  # grpcio holds the last ones
         finally:
             gc.enable()
+
+
+class Waits(Budgets):
+    """Counts who waited for a turn."""
+
+    def __init__(self) -> None:
+        self.accounts: list[str] = []
+
+    async def spend(self, account: str, seconds: float) -> None:
+        self.accounts.append(account)
+
+
+async def test_many_probes_of_strangers_wait_for_their_turn_and_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolbus.bus.streams.doors.PROBES_PER_SECOND", 1e-6)  # one at once, and no more in this test
+    kernel, waits = Kernel(), Waits()
+    async with _bus(kernel) as bus, grpc.aio.insecure_channel(bus.grpc_addresses[0]) as channel:
+        bus.core.calls.dispatcher.seams.budgets = waits
+        stub = health_pb2_grpc.HealthStub(channel)
+        for uid, waited in ((NOBODY, 3), (OWN, 0)):
+            kernel.uid, waits.accounts = uid, []
+            for _ in range(4):
+                answer = await within(stub.Check(health_pb2.HealthCheckRequest()))
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert waits.accounts == ["probes"] * waited
 
 
 async def test_a_program_of_another_user_is_refused_wherever_it_asks() -> None:

@@ -8,6 +8,7 @@ key and run as another user.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from google.protobuf.message import DecodeError
 from toolbus.bus.access.budgets import REFUSAL_SECONDS, REFUSED
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.access.quota import Quota
 from toolbus.bus.audit import Audit
 from toolbus.bus.calls.call import Seams
 from toolbus.bus.keys.doorman import Doorman, der_of
@@ -40,6 +42,9 @@ def rpc_identity() -> Identity:
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _HEALTH = "/grpc.health.v1.Health/"
+# Checks of the bus itself that are answered at once whoever asks. More wait for the turn of the account `PROBES`, but
+# not those of peers that may use the bus.
+PROBES_PER_SECOND, PROBES = 100.0, "probes"
 _FOR_PROBES = (_HEALTH + "Check", _HEALTH + "Watch")
 _REFLECTION = "/grpc.reflection."
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -173,6 +178,7 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
 
     def __init__(self, door: Door, doors: Doors) -> None:
         self._door, self._doors = door, doors
+        self._probes = Quota(PROBES_PER_SECOND)
         self._behind: dict[str, tuple[Any, Any]] = {}  # by method, its handler without and with the door
 
     async def intercept_service(
@@ -198,13 +204,17 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         async def enter(request: Any, context: Context) -> None:
             if isinstance(request, DecodeError):
                 await _refuse_undecodable(context, request)
-            if is_probe and not request.service and not (handler.response_streaming and self._doors.is_watched()):
+            is_open, watches = is_probe and not request.service, handler.response_streaming
+            if is_open and (not self._doors.is_watched() if watches else self._probes.take(1, time.monotonic())[0]):
                 return
             try:
                 identity = await self._door.identity(context)
                 if method.startswith(_REFLECTION):
                     identity.check_verb("reflect", "reflection")
             except ToolBusError as error:
+                if is_open and not watches:
+                    await self._doors.seams.budgets.spend(PROBES, REFUSAL_SECONDS)
+                    return
                 status, text = grpc_status(error)
                 self._doors.audit.refuse(context.peer(), method, text)
                 await self._doors.seams.budgets.spend(REFUSED, REFUSAL_SECONDS)
