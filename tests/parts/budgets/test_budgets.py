@@ -36,7 +36,9 @@ from toolbus.parts.budgets.declarations import (
     MAX_NODES,
     PART_TOOLS,
     READ_BURST_SECONDS,
+    READ_SHARE,
     PeerBudgets,
+    rest_of,
 )
 from toolbus.parts.budgets.loop_share import LoopShare
 from toolbus.parts.tripwire import tripwire
@@ -410,6 +412,12 @@ async def test_what_is_compiled_for_one_account_takes_a_part_of_the_time_however
     await asyncio.gather(*(account.budgets.compile("a", work) for _ in range(2)))
     (_, ended), (began, _) = times
     assert began - ended > 0.5 * READ_BURST_SECONDS / IDLE_READ_SHARE
+
+
+def test_a_schema_that_holds_own_calls_for_long_counts_more_than_many_short_ones() -> None:
+    assert rest_of(0.01, is_busy=True, piece=0.01) == 0.01 / READ_SHARE
+    assert rest_of(0.04, is_busy=True, piece=0.04) == 4 * 4 * 0.01 / READ_SHARE
+    assert rest_of(0.04, is_busy=False, piece=0.04) == 0.04 / IDLE_READ_SHARE
 
 
 def test_a_message_with_many_or_large_calls_is_read_in_pieces() -> None:

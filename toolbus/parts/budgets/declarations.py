@@ -34,13 +34,24 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 Answer = TypeVar("Answer")
-CHUNK_BYTES = 32 * 1024  # of declarations that are read before it is the turn of others
+CHUNK_BYTES = 8 * 1024  # of declarations that are read before it is the turn of others
 PART_TOOLS = 40  # of one request that are judged and offered before it is the turn of others: 1 ms
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 # Of the time, for the tools of one account while own programs call, and else; at once, after a rest. The thread and the
 # loop take turns with the interpreter, so that calls take several times as long meanwhile.
 READ_SHARE, IDLE_READ_SHARE, READ_BURST_SECONDS = 0.01, 0.2, 0.1
+LONG_PIECE_SECONDS = 0.01  # a piece that took n times as long counts n times
 Read = CompiledTool | InvalidTool
+
+
+def rest_of(seconds: float, *, is_busy: bool, piece: float) -> float:
+    """Returns how long an account rests after work of so many seconds, of which the longest piece took so long.
+
+    The validator gives the interpreter to nobody while it compiles one schema: own calls wait for a whole piece.
+    """
+    if not is_busy:
+        return seconds / IDLE_READ_SHARE
+    return seconds / READ_SHARE * max(1.0, piece / LONG_PIECE_SECONDS)
 
 
 def no_room(name: str, account: str, limit: str, value: int) -> InvalidTool:
@@ -102,9 +113,9 @@ class PeerBudgets(Budgets):
         async with self._compiling.setdefault(account, asyncio.Lock()):
             await self._rest(account)
             answer, seconds = await self._timed(account, work)
-            share = READ_SHARE if self.share.is_busy else IDLE_READ_SHARE
-            rested = time.monotonic() - READ_BURST_SECONDS / share
-            self._due[account] = max(self._due.get(account, 0.0), rested) + seconds / share
+            rested = time.monotonic() - rest_of(READ_BURST_SECONDS, is_busy=self.share.is_busy, piece=0.0)
+            rest = rest_of(seconds, is_busy=self.share.is_busy, piece=seconds)
+            self._due[account] = max(self._due.get(account, 0.0), rested) + rest
             return answer
 
     async def _timed(self, account: str, work: Callable[[], Answer]) -> tuple[Answer, float]:
