@@ -5,17 +5,20 @@ import json
 import logging
 import os
 import signal
+import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import alive
 from tests.support.tool_folders import OfferedFolder, offered_folder, tool
-from tests.support.waiting import WAIT_SECONDS, until_sync
+from tests.support.waiting import WAIT_SECONDS, until_sync, within
 from toolbus.parts.dropin.group import Group
 from toolbus.parts.dropin.group_supervisor import FolderTimings, limit_hit
 from toolbus.parts.dropin.manifest import FileGrants
 from toolbus.parts.dropin.room import log_report
+from toolbus.parts.dropin.tool_folder import changes
 from toolbus.processes.supervisor import PluginReport, ReportKind
 from toolbus.sdk import Host
 
@@ -68,6 +71,18 @@ async def test_other_edits_take_effect_despite_a_tool_that_the_bus_refuses(tmp_p
         await folder.wait_for_tools(("one", "new"))
         folder.write(c=tool("three", "3"))
         await folder.wait_for_tools(("one", "new"), ("three", "3"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are UTF-8")
+async def test_a_name_of_a_file_that_is_not_utf8_does_not_end_the_watch_of_its_folder(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff.py")
+    async with aclosing(changes(tmp_path)) as changed:
+        await within(anext(changed))
+        for number in range(3):  # the first comes before the system is asked for events
+            odd.write_text("#" * number)
+            await within(anext(changed))
+        (tmp_path / "a.py").touch()
+        await within(anext(changed))
 
 
 async def test_a_tool_for_a_role_that_does_not_exist_waits_for_it_and_the_others_are_offered(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ async def _events(folder: Path) -> AsyncGenerator[None]:
                 while os.path.samestat(watched, os.stat(folder)):
                     await anext(changed)
                     yield
-        except (OSError, RuntimeError):  # it does not exist, or the system can watch no more folders
+        except* (OSError, RuntimeError):  # it does not exist, cannot be watched, or a changed file's name is not UTF-8
             await asyncio.sleep(POLL_MS / 1000)
 
 
