@@ -83,9 +83,15 @@ struct Pending {
 
 /// A call that we answer.
 struct Run {
-    task: AbortHandle,
+    task: Option<AbortHandle>, // None before it is spawned
     over: CancellationToken,
     together: Arc<AtomicUsize>, // how many calls of its message have no result yet
+}
+
+impl Run {
+    fn abort(&self) {
+        self.task.iter().for_each(AbortHandle::abort);
+    }
 }
 
 /// The parts of a link that change, under one lock.
@@ -266,18 +272,23 @@ impl Link {
         Vec::new()
     }
 
-    /// Starts the task of a call.
-    pub fn start(
-        &self,
-        id: String,
-        over: CancellationToken,
-        together: Arc<AtomicUsize>,
-        spawn: impl FnOnce() -> AbortHandle,
-    ) {
+    /// Notes a call that is about to be answered; returns what is cancelled when it is over.
+    pub fn start(&self, id: &str, together: Arc<AtomicUsize>) -> CancellationToken {
+        let over = CancellationToken::new();
+        let run = Run { task: None, over: over.clone(), together };
         let mut state = self.state();
-        if !state.closed {
-            let task = spawn();
-            state.running.insert(id, Run { task, over, together });
+        if state.closed {
+            over.cancel();
+        } else {
+            state.running.insert(id.to_owned(), run);
+        }
+        over
+    }
+
+    /// Spawns the task of a call, unless the call is over.
+    pub fn run(&self, id: &str, spawn: impl FnOnce() -> AbortHandle) {
+        if let Some(run) = self.state().running.get_mut(id) {
+            run.task = Some(spawn());
         }
     }
 
@@ -310,7 +321,7 @@ impl Link {
     pub fn cancel(&self, id: &str) {
         let mut state = self.state();
         if let Some(run) = state.running.get(id) {
-            run.task.abort();
+            run.abort();
             drop(state);
             self.answer(id, CallError::new(ErrorCode::Cancelled, CallStage::Accepted, "the call was cancelled").into());
         } else if let Some(at) = state.held.iter().position(|call| call.call_id == id) {
@@ -493,7 +504,7 @@ impl Link {
         self.close(&mut state);
         state.held.clear();
         for (_, run) in state.running.drain() {
-            run.task.abort();
+            run.abort();
             run.over.cancel();
         }
         let unwritten: HashSet<String> = state

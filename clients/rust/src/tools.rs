@@ -1,10 +1,12 @@
 //! Holds the tools of a plugin and answers their calls: each by its handler, and with exactly one result.
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -13,7 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::calls::{BoxFuture, Call};
@@ -22,6 +24,7 @@ use crate::pb::*;
 use crate::peer::Peer;
 use crate::values::{BoxError, Error, Result, arguments_json};
 
+const QUICK: Duration = Duration::from_millis(1); // for the handlers of one message; those behind then begin by themselves
 const ERROR_CHARACTERS: usize = 16_384; // of the text of a failure
 
 type Handler = Arc<dyn Fn(String, ToolScope) -> BoxFuture<Result<Reply, BoxError>> + Send + Sync>;
@@ -325,31 +328,60 @@ impl Tools {
     }
 
     /// Starts the handlers of calls that came in one message, and does not wait for them.
+    ///
+    /// One task runs them, one after the other, as far as they go at once: a task for each would cost more than most handlers.
+    /// What waits becomes a task of its own, and so do those behind one that blocks its thread.
     pub fn begin(self: &Arc<Self>, calls: Vec<ToolCall>, link: &Arc<Link>, peer: &Arc<Peer>) {
         let calls = link.take_calls(calls);
-        let together = Arc::new(AtomicUsize::new(calls.len()));
-        for call in calls {
-            let (id, over) = (call.call_id.clone(), CancellationToken::new());
-            let scope = ToolScope {
-                message: Arc::new(call),
-                link: link.clone(),
-                peer: peer.clone(),
-                over: over.clone(),
-                began: Instant::now(),
-                asked: Arc::default(),
-            };
-            let tools = self.clone();
-            let run = async move {
-                let (link, message) = (scope.link.clone(), scope.message.clone());
-                let result = match AssertUnwindSafe(tools.reply(scope)).catch_unwind().await {
-                    Ok(Ok(Reply { output_json, content })) => ToolResult { output_json, content, ..Default::default() },
-                    Ok(Err(problem)) => failure(problem),
-                    Err(panic) => CallError::tool("panic", panic_text(&*panic)).into(),
-                };
-                link.answer(&message.call_id, result);
-            };
-            link.start(id, over, together.clone(), || peer.handlers().spawn(run).abort_handle());
+        if calls.is_empty() {
+            return;
         }
+        let together = Arc::new(AtomicUsize::new(calls.len()));
+        let scopes = calls.into_iter().map(|call| ToolScope {
+            over: link.start(&call.call_id, together.clone()),
+            message: Arc::new(call),
+            link: link.clone(),
+            peer: peer.clone(),
+            began: Instant::now(),
+            asked: Arc::default(),
+        });
+        let queue = Arc::new(Mutex::new(scopes.collect::<VecDeque<_>>()));
+        let take =
+            |queue: &Mutex<VecDeque<_>>| queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop_front();
+        let (tools, handlers) = (self.clone(), peer.handlers().clone());
+        if together.load(Ordering::Relaxed) > 1 {
+            let (tools, queue) = (tools.clone(), queue.clone());
+            tokio::spawn(async move {
+                sleep(QUICK).await;
+                while let Some(scope) = take(&queue) {
+                    let (link, id) = (scope.link.clone(), scope.message.call_id.clone());
+                    link.run(&id, || handlers.spawn(tools.clone().run(scope)).abort_handle());
+                }
+            });
+        }
+        peer.handlers().spawn(async move {
+            while let Some(scope) = take(&queue) {
+                let (link, id) = (scope.link.clone(), scope.message.call_id.clone());
+                let mut run = Box::pin(tools.clone().run(scope));
+                if !poll_fn(|context| Poll::Ready(run.as_mut().poll(context).is_ready())).await {
+                    link.run(&id, || tokio::spawn(run).abort_handle());
+                }
+            }
+        });
+    }
+
+    /// Runs the handler of a call and answers it, unless it is over already.
+    async fn run(self: Arc<Self>, scope: ToolScope) {
+        let (link, message) = (scope.link.clone(), scope.message.clone());
+        if scope.over.is_cancelled() {
+            return;
+        }
+        let result = match AssertUnwindSafe(self.reply(scope)).catch_unwind().await {
+            Ok(Ok(Reply { output_json, content })) => ToolResult { output_json, content, ..Default::default() },
+            Ok(Err(problem)) => failure(problem),
+            Err(panic) => CallError::tool("panic", panic_text(&*panic)).into(),
+        };
+        link.answer(&message.call_id, result);
     }
 
     async fn reply(&self, scope: ToolScope) -> Result<Reply, BoxError> {

@@ -127,6 +127,26 @@ async fn a_dropped_call_stops_its_handler_and_what_that_calls() {
     plugin.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn handlers_that_block_their_threads_do_not_keep_others_of_the_same_message_waiting() {
+    let bus = Bus::start("127.0.0.1:0");
+    let plugin = Plugin::with("blocks", bus.options());
+    let meeting = Arc::new(std::sync::Barrier::new(2));
+    plugin.tool("meet", "Returns once two calls have come.", move |_: Value, _| {
+        let meeting = meeting.clone();
+        async move {
+            meeting.wait();
+            Ok(())
+        }
+    });
+    plugin.ready().await.unwrap();
+    let host = bus.host();
+    let (one, other) = tokio::join!(host.call("meet", ()).into_future(), host.call("meet", ()).into_future());
+    assert!(!one.is_error && !other.is_error, "{one:?} {other:?}");
+    host.close().await;
+    plugin.close().await;
+}
+
 #[tokio::test]
 async fn with_several_addresses_a_plugin_is_at_each_bus_and_a_host_goes_on_at_the_next() {
     let folder = std::env::temp_dir().join(format!("toolbus-rust-{}", std::process::id()));
