@@ -19,8 +19,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
@@ -44,7 +44,6 @@ var (
 	localAddress    = regexp.MustCompile(`^(unix:|127\.0\.0\.1:|localhost:|\[::1\]:)`)
 	credentialValue = regexp.MustCompile(
 		`(?ms)^\s*(\w+)\s*=\s*(?:"""\r?\n?(.*?)"""|'''\r?\n?(.*?)'''|"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)')`)
-	plainNames = strings.NewReplacer("Canceled", "CANCELLED") // gRPC's name of the status
 )
 
 // end says how a stream ended: the name of its gRPC status, and its text.
@@ -257,23 +256,7 @@ func endOf(err error) end {
 		return end{code: "OK"}
 	}
 	state := status.Convert(err)
-	return end{statusName(state.Code()), state.Message()}
-}
-
-// statusName returns the name of a status as gRPC's documents write it.
-func statusName(code codes.Code) string {
-	name := plainNames.Replace(code.String())
-	if name == "OK" || strings.ToUpper(name) == name {
-		return name
-	}
-	var words strings.Builder
-	for i, letter := range name {
-		if i > 0 && letter >= 'A' && letter <= 'Z' {
-			words.WriteByte('_')
-		}
-		words.WriteRune(letter)
-	}
-	return strings.ToUpper(words.String())
+	return end{code.Code_name[int32(state.Code())], state.Message()}
 }
 
 // encoded writes messages that are encoded already, and reads those of the bus.
