@@ -410,6 +410,23 @@ async def test_the_result_of_a_nested_call_is_passed_on() -> None:
     assert error == CallError(Code.TOOL, "no tool x", Stage.ACCEPTED, reason="NOT_FOUND")
 
 
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (Result(output_json={"a": 1}), "Result.output_json is of type dict, not a text: return"),  # type: ignore[arg-type]
+        (Result(content=("x",)), "Result.content holds a str"),  # type: ignore[arg-type]
+        (Result(input_requests_json="{}", request_state=7), "Result.request_state is of type int"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_result_that_a_handler_made_of_other_values_is_an_error_with_the_reason(
+    returned: Result, words: str
+) -> None:
+    error = (await run(lambda: returned)).error
+    assert error is not None
+    assert error.code is Code.TOOL
+    assert words in error.message
+
+
 async def test_closing_the_coroutine_does_not_make_a_result(pool: concurrent.futures.ThreadPoolExecutor) -> None:
     async def waits() -> None:
         await asyncio.Event().wait()

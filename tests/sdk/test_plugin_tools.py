@@ -14,6 +14,7 @@ from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import llm_tool
 from toolbus.parts.moving.neko.plugin_base import NekoPluginBase
 from toolbus.parts.moving.neko.plugin_lifecycle import lifecycle
+from toolbus.protocol.tool import Result
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus
@@ -158,3 +159,21 @@ async def test_a_plugin_whose_startup_fails_never_connects() -> None:
     async with running_bus() as bus:
         with pytest.raises(SetupError, match="no key"):
             await Plugin.from_object(Broken(), address=bus.grpc_addresses[0]).start()
+
+
+async def test_a_result_of_other_values_costs_no_other_call_its_answer() -> None:
+    plugin = Plugin("odd")
+
+    @plugin.tool
+    async def odd() -> Result:
+        return Result(output_json={"a": 1})  # type: ignore[arg-type]
+
+    @plugin.tool
+    async def good() -> int:
+        return 1
+
+    async with running_bus(plugin) as host:  # the answers of both leave in one message
+        results = await within(asyncio.gather(*(host.call(name, timeout=SECONDS) for name in ("odd", "good", "good"))))
+    assert [each.output for each in results] == [None, 1, 1]
+    assert results[0].error is not None
+    assert "Result.output_json is of type dict" in results[0].error.message

@@ -277,7 +277,7 @@ def _finish(spec: ToolSpec, scope: ToolScope, returned: Any) -> Outcome:
     if isinstance(returned, Result):
         return _passed_on(scope, returned)
     if isinstance(returned, Reply):
-        content = _blocks(returned.content)
+        content = _blocks(returned)
         output = dump_output(returned.output)
         if returned.error or returned.is_error:
             return _tool_error(scope, returned.error, output, content)
@@ -302,23 +302,30 @@ def _finish(spec: ToolSpec, scope: ToolScope, returned: Any) -> Outcome:
 
 
 def _passed_on(scope: ToolScope, inner: Result) -> Result:
-    """Returns another tool's result as this one's; its failure, of whatever code, becomes this tool's error."""
-    if inner.asks:
-        return replace(inner, call_id=scope.call_id)
+    """Returns another tool's result as this one's; its failure, of whatever code, becomes this tool's error.
+
+    Raises:
+        TypeError: the handler made it, of values that no result can hold.
+    """
+    for name in ("output_json", "input_requests_json", "request_state"):
+        if not isinstance(text := getattr(inner, name), str):
+            kind = type(text).__name__
+            raise TypeError(f"Result.{name} is of type {kind}, not a text: return the value itself, or a Reply")
+    content = _blocks(inner)
     if inner.error is None and not inner.is_error:
-        return Result(scope.call_id, inner.output_json, content=inner.content)
+        return replace(inner, call_id=scope.call_id, is_error=False, content=content)
     error = inner.error or CallError(Code.TOOL, "")
     reason = error.reason or ("" if error.code is Code.TOOL else error.code.name)
     message = error.message or error.code.name
-    return _error(scope, Code.TOOL, _cut(message), reason, inner.output_json, inner.content)
+    return _error(scope, Code.TOOL, _cut(message), reason, inner.output_json, content)
 
 
-def _blocks(content: Any) -> tuple[pb.ContentBlock, ...]:
+def _blocks(owner: Reply | Result) -> tuple[pb.ContentBlock, ...]:
+    content: Any = owner.content  # an author's
     for each in content:
         if not isinstance(each, pb.ContentBlock):
-            raise TypeError(
-                f"Reply.content holds a {type(each).__name__}: make its parts with text(), image(), link() …"
-            )
+            where, kind = type(owner).__name__, type(each).__name__
+            raise TypeError(f"{where}.content holds a {kind}: make its parts with text(), image(), link() …")
     return tuple(content)
 
 
@@ -338,7 +345,7 @@ def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
         problem = leaves[0]
     if isinstance(problem, InputNeeded):
         try:
-            return problem.result(scope.call_id)
+            return _passed_on(scope, problem.result(scope.call_id))
         except (TypeError, ValueError) as fault:
             problem = TypeError(f"a question cannot be written as JSON: {fault}")
     if isinstance(problem, asyncio.CancelledError):
