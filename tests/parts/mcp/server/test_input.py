@@ -144,6 +144,22 @@ async def test_a_modern_client_that_cannot_be_asked_learns_which_capability_it_l
             assert raised.value.data == {"requiredCapabilities": required}
 
 
+async def test_only_a_client_that_declares_it_is_asked_to_give_its_model_tools() -> None:
+    message = {"role": "user", "content": {"type": "text", "text": "hi"}}
+    params = {"messages": [message], "maxTokens": 9, "tools": [{"name": "t", "inputSchema": {"type": "object"}}]}
+    declared: Json = {"sampling": {"tools": {}}}
+    async with mcp_bench() as bench:
+        bench.offer("think", lambda call: asks(it={"method": "sampling/createMessage", "params": params}))
+        with pytest.raises(RpcError) as raised:
+            await bench.call("think", capabilities={"sampling": {}})
+        assert raised.value.data == {"requiredCapabilities": declared}
+        assert (await bench.call("think", capabilities=declared))["inputRequests"]["it"]["params"] == params
+        channel = Channel()
+        result = await bench.call("think", session=bench.session({"sampling": {}}), channel=channel)
+        assert "did not declare sampling.tools" in result["content"][0]["text"]
+        assert channel.messages == []
+
+
 async def test_a_question_that_breaks_its_format_is_a_failure_of_the_tool() -> None:
     async with mcp_bench() as bench:
         bench.offer("odd", lambda call: asks(who={"method": "elicitation/create", "params": {"message": "?"}}))

@@ -21,8 +21,10 @@ from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.calls import missing_capability
 from toolbus.parts.mcp.server.mcp_request import CallParams, McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
+from toolbus.parts.mcp.server.sessions import SAMPLING_TOOLS
 from toolbus.protocol.input_requests import InvalidInput, check_answer, check_answers, missing_needs
 from toolbus.protocol.limits import MIB
+from toolbus.protocol.questions import SAMPLING
 
 STATE = "state"  # the purpose of a sealed state
 NOT_BOUND = ("_meta", "inputResponses", "requestState")  # params that may differ when a request is repeated
@@ -64,6 +66,16 @@ async def run_with_input(server: McpServer, request: McpRequest, run: Run) -> by
         NotAnswered: a legacy client gave no valid answer.
     """
     return await (_run_modern(server, request, run) if request.modern else _run_legacy(request, run))
+
+
+def _missing(request: McpRequest, questions: Mapping[str, Json]) -> list[str]:
+    """Returns what questions need and the client did not declare: MCP has a capability for tools of samplings too."""
+    accepts = request.client.accepts
+    missing = missing_needs(questions, accepts)
+    asked = [question.get("params") or {} for question in questions.values() if question["method"] == SAMPLING]
+    if SAMPLING_TOOLS not in accepts and any("tools" in params or "toolChoice" in params for params in asked):
+        missing.append(SAMPLING_TOOLS)
+    return missing
 
 
 # -- modern ----------------------------------------------------------------------------------------------------------
@@ -112,7 +124,7 @@ def _write(
     """
     if isinstance(outcome, bytes):
         return outcome
-    missing = missing_needs(outcome.requests, request.client.accepts)
+    missing = _missing(request, outcome.requests)
     if missing:
         raise missing_capability(missing)
     content = encode([known or outcome.requests, outcome.state, outcome.answers])
@@ -165,7 +177,7 @@ async def _run_legacy(request: McpRequest, run: Run) -> bytes:
         outcome = await run(answers, state)
         if isinstance(outcome, bytes):
             return outcome
-        missing = missing_needs(outcome.requests, request.client.accepts)
+        missing = _missing(request, outcome.requests)
         if missing:
             raise NotAnswered(f"this client cannot be asked: it did not declare {', '.join(missing)}")
         answers = {key: await _ask(request, question) for key, question in outcome.requests.items()}

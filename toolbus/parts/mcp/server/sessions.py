@@ -29,6 +29,7 @@ from toolbus.parts.mcp.settings import Profile
 from toolbus.protocol.limits import MIB
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
+SAMPLING_TOOLS = "sampling.tools"  # accepted by clients whose model may be given tools
 
 
 def reaches(level: str, lowest: str | None) -> bool:
@@ -41,7 +42,7 @@ class ClientCapabilities:
     """The capabilities that a client declares.
 
     Attributes:
-        accepts: the questions that it accepts, in words of `ToolCall.accepts`.
+        accepts: the questions that it accepts, in words of `ToolCall.accepts`, and `SAMPLING_TOOLS`.
         extensions: the names of extensions of the protocol.
     """
 
@@ -52,6 +53,8 @@ class ClientCapabilities:
     def of(cls, capabilities: Mapping[str, Any]) -> ClientCapabilities:
         """Reads the capabilities that a client declares."""
         accepts = {name for name in ("sampling", "roots") if isinstance(capabilities.get(name), Mapping)}
+        if "sampling" in accepts and isinstance(capabilities["sampling"].get("tools"), Mapping):
+            accepts.add(SAMPLING_TOOLS)
         elicitation = capabilities.get("elicitation")
         if isinstance(elicitation, Mapping):
             kinds = {kind for kind in ("form", "url") if isinstance(elicitation.get(kind), Mapping)}
