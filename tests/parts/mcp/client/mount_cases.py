@@ -21,7 +21,7 @@ SERVER = Path(__file__).parents[3] / "support" / "mcp_server.py"
 
 
 QUICK = MountTimings(
-    start_seconds=20.0, relist_seconds=0.01, restarts=RestartPolicy(backoff_seconds=0.01, max_deaths=3)
+    start_seconds=60.0, relist_seconds=0.01, restarts=RestartPolicy(backoff_seconds=0.01, max_deaths=3)
 )
 
 
