@@ -192,7 +192,9 @@ def test_completion_scripts_are_offered() -> None:
     [
         (("tasks", "check"), "check needs the ID of a task"),
         (("tasks", "--timeout", "1"), "--timeout needs await"),
-        (("tasks", "await", "x", "--timeout", "nan"), "a number of seconds above 0"),
+        (("tasks", "await", "x", "--timeout", "0"), "a number of seconds above 0"),
+        (("record", "--for", "nan", "calls.jsonl"), "--for is nan"),
+        (("dev", "log-level", "toolbus", "debug", "--for", "inf"), "--for is inf"),
         (("tasks", "forget", "x"), "forget"),
         (("call", "x", "--background-after", "0"), "--background-after is 0"),
         (("call", "x", "--user", "a", "--context", "user_id=b"), "set the same field"),

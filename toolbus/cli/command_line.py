@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -65,6 +66,17 @@ def commands() -> tuple[PartCommand, ...]:
     return (*_CORE, *(each for part in parts() for each in part.commands))
 
 
+class _Command(TyperCommand):
+    """A command whose numbers are numbers: ``float`` also reads ``nan`` and ``inf``, which JSON does not know."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for each in self.params:
+            if isinstance(value := ctx.params.get(each.name), float) and not math.isfinite(value):
+                ctx.fail(f"{each.opts[0]} is {value}, it must be a number such as 1.5")
+        return rest
+
+
 class _Table(TyperGroup):
     """Shows the commands of the table that stand below its name, and loads the one that is chosen."""
 
@@ -122,7 +134,7 @@ def _load(word: str, row: PartCommand) -> Any:
     if row.raw:
         program.command(word, help=row.help, add_help_option=False, context_settings=_RAW)(_raw(home))
     else:
-        program.command(word, epilog=_epilog_of(home))(home)
+        program.command(word, cls=_Command, epilog=_epilog_of(home))(home)
     return typer.main.get_command(program)
 
 
