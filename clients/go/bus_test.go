@@ -598,6 +598,25 @@ func TestANameOfDNSStandsForAllItsBuses(t *testing.T) {
 	equal(t, []any{found[0], slices.Contains(found, "mtls:localhost@127.0.0.1:7")}, []any{"unix:/a,b", true})
 }
 
+func TestAPluginThatIsClosedBeforeDNSHasAnsweredEnds(t *testing.T) {
+	plugin := NewPlugin("early", &PluginOptions{Options: Options{Address: "dns:nothing.invalid:1", Log: quiet}})
+	ended := make(chan error, 2)
+	go func() { ended <- plugin.Run(t.Context()) }()
+	go func() {
+		if lost := new(PeerLost); errors.As(plugin.Ready(context.Background()), &lost) && lost.Code == "UNAVAILABLE" {
+			ended <- nil
+		} else {
+			ended <- errors.New("ready without a bus")
+		}
+	}()
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	equal(t, plugin.Ready(canceled), context.Canceled)
+	check(t, plugin.Close(t.Context()))
+	check(t, <-ended)
+	check(t, <-ended)
+}
+
 func TestABusThatDoesNotAnswerForTheSakeOfTLSIsExplained(t *testing.T) {
 	server := httptest.NewUnstartedServer(nil)
 	server.EnableHTTP2 = true

@@ -47,6 +47,7 @@ type Plugin struct {
 	changed   chan struct{} // closed, and replaced, when there are other peers
 	tools     []*offered    // in the order in which they were added
 	version   int           // of the tools; rises with every change
+	unknown   error         // why the newest look-up of names failed
 	faults    []error       // of the options, and of the tools that could not be added before the start
 	begun     bool
 	left      bool
@@ -107,14 +108,16 @@ func (p *Plugin) attach(buses []string) {
 
 // follow attaches to the buses that DNS has for names, as long as the plugin lives.
 func (p *Plugin) follow() {
-	shown := "" // why the newest look-up failed
 	for ctx := context.Background(); ; {
 		buses, err := p.addresses.lookUp(ctx)
+		p.mutex.Lock()
+		before := p.unknown
+		p.unknown = err
+		p.mutex.Unlock()
 		if err == nil {
 			p.attach(buses)
-		} else if err.Error() != shown {
-			shown = err.Error()
-			p.options.Log.Warn("toolbus: " + shown)
+		} else if before == nil || err.Error() != before.Error() {
+			p.options.Log.Warn("toolbus: " + err.Error())
 		}
 		select {
 		case <-time.After(lookUpTime):
@@ -129,6 +132,16 @@ func (p *Plugin) now() ([]*peer, <-chan struct{}) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	return p.peers, p.changed
+}
+
+// whyUnknown returns why no bus is known.
+func (p *Plugin) whyUnknown() string {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.unknown != nil {
+		return p.unknown.Error()
+	}
+	return "DNS has not answered yet"
 }
 
 func (p *Plugin) add(tool Tool, in, out reflect.Type, handler func(context.Context, string) (any, error)) error {
@@ -227,9 +240,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 			for _, each := range peers {
 				<-each.ended
 			}
-			if len(peers) > 0 {
-				close(ended)
+			if len(peers) == 0 {
+				<-p.leaving // before DNS has answered
 			}
+			close(ended)
 		}()
 		select {
 		case <-ctx.Done():
@@ -279,7 +293,7 @@ func (p *Plugin) Ready(ctx context.Context) error {
 		peers, changed := p.now()
 		waiting, stop := context.WithCancel(ctx)
 		answers := make(chan error, 1)
-		go func() { answers <- anyDeclared(waiting, peers) }()
+		go func() { answers <- p.anyDeclared(waiting, peers) }()
 		select {
 		case err := <-answers:
 			stop()
@@ -291,7 +305,7 @@ func (p *Plugin) Ready(ctx context.Context) error {
 }
 
 // anyDeclared waits until one of the peers has its answer for all tools, or each has failed.
-func anyDeclared(ctx context.Context, peers []*peer) error {
+func (p *Plugin) anyDeclared(ctx context.Context, peers []*peer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	answers := make(chan error, len(peers))
@@ -301,8 +315,15 @@ func anyDeclared(ctx context.Context, peers []*peer) error {
 		}()
 	}
 	if len(peers) == 0 {
-		<-ctx.Done()
-		return &PeerLost{"DEADLINE_EXCEEDED", "DNS has not answered in time"}
+		select {
+		case <-p.leaving:
+			return &PeerLost{"UNAVAILABLE", "this peer has left the bus"}
+		case <-ctx.Done():
+		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return context.Cause(ctx)
+		}
+		return &PeerLost{"DEADLINE_EXCEEDED", "no bus answered in time: " + p.whyUnknown()}
 	}
 	var err error
 	for range peers {
@@ -351,7 +372,7 @@ func (p *Plugin) Call(ctx context.Context, name string, arguments any, options *
 		}
 	}
 	if len(peers) == 0 {
-		return nil, &PeerLost{"UNAVAILABLE", "DNS has not answered yet: wait for Ready"}
+		return nil, &PeerLost{"UNAVAILABLE", p.whyUnknown() + ": wait for Ready"}
 	}
 	return peers[0].callTool(ctx, name, arguments, options)
 }

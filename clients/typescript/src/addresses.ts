@@ -19,6 +19,7 @@ export class Addresses {
   private readonly entries: readonly (string | Name)[];
   private readonly turn = Math.floor(Math.random() * MAX_BUSES); // where answers begin, so that hosts spread over the buses
   private looked = -Infinity; // when names were looked up last
+  private looking: Promise<readonly string[]> | null = null; // null between two look-ups
 
   /** @throws SetupError no connection can use one of them. */
   constructor(text: string) {
@@ -42,6 +43,12 @@ export class Addresses {
   /** Returns the buses of now. A name without an answer has those of before. @throws PeerLost there is none at all. */
   async lookUp(): Promise<readonly string[]> {
     if (!this.hasNames || (this.known.length > 0 && performance.now() - this.looked < LOOK_UP_MS)) return this.known;
+    // Each look-up holds one of four threads of this program, until the system gives up: never more than one.
+    this.looking ??= this.lookUpAll().finally(() => (this.looking = null));
+    return this.looking;
+  }
+
+  private async lookUpAll(): Promise<readonly string[]> {
     let problem = "";
     for (const name of this.entries) {
       if (typeof name === "string") continue;

@@ -139,7 +139,7 @@ export class Plugin {
       for (let peers: readonly Peer[] | null = null; peers !== this.peers; ) {
         peers = this.peers;
         const ended = Promise.allSettled(peers.map((peer) => peer.run()));
-        const ends = await Promise.race(peers.length > 0 ? [ended, this.change] : [this.change]);
+        const ends = await Promise.race(peers.length > 0 || this.leaving.signal.aborted ? [ended, this.change] : [this.change]);
         for (const end of ends ?? []) if (end.status === "rejected" && peers === this.peers) throw end.reason;
       }
     } finally {
@@ -157,12 +157,14 @@ export class Plugin {
   /** Connects, and waits until a bus has answered for all tools. @throws RequestError, PeerLost */
   async ready(): Promise<void> {
     this.start();
-    for (let peers: readonly Peer[] | null = null; peers !== this.peers; ) {
+    let peers: readonly Peer[];
+    do {
       peers = this.peers;
       const answers = peers.map((peer) => peer.until(() => peer.declared));
       const any = Promise.any(answers).catch(() => answers[0]); // each is refused
-      await Promise.race(peers.length > 0 ? [any, this.change] : [this.change]);
-    }
+      await Promise.race(peers.length > 0 || this.leaving.signal.aborted ? [any, this.change] : [this.change]);
+    } while (peers !== this.peers);
+    if (peers.length === 0) throw new PeerLost("UNAVAILABLE", "this peer has left the bus");
   }
 
   /** Leaves gracefully: withdraws the tools, finishes the calls in flight within a time, disconnects. */

@@ -1,8 +1,10 @@
 import assert from "node:assert/strict";
+import dns from "node:dns/promises";
 import { mkdtempSync, rmSync } from "node:fs";
+import { syncBuiltinESMExports } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { after, before, test } from "node:test";
+import { after, before, mock, test } from "node:test";
 
 import { generateText, stepCountIs } from "ai";
 import { MockLanguageModelV3 } from "ai/test";
@@ -379,6 +381,25 @@ test("a name of DNS stands for all its buses", async () => {
   const found = await addresses.lookUp();
   assert.equal(found[0], "unix:/a,b");
   assert.ok(found.includes("mtls:localhost@127.0.0.1:7"));
+});
+
+test("a plugin that is closed before DNS has answered ends, and a name is looked up once at a time", async () => {
+  const silent = mock.method(dns, "lookup", () => new Promise(() => undefined));
+  syncBuiltinESMExports();
+  try {
+    const early = new Plugin("early", { ...quiet, address: "dns:silent.invalid:1" });
+    const ends = [early.run(), assert.rejects(early.ready(), PeerLost)];
+    await early.close();
+    await Promise.all([...ends, early.run(), assert.rejects(early.ready(), PeerLost)]);
+    silent.mock.resetCalls();
+    const addresses = new Addresses("dns:silent.invalid:1");
+    void addresses.lookUp();
+    void addresses.lookUp();
+    assert.equal(silent.mock.callCount(), 1);
+  } finally {
+    silent.mock.restore();
+    syncBuiltinESMExports();
+  }
 });
 
 test("a bus that does not answer for the sake of TLS is explained", async () => {
