@@ -9,6 +9,7 @@ import json
 import logging
 import socket
 import struct
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from tests.bus.gateway.raw_http import Answer, Line, ask, request
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, MAX_HEAD_BYTES, NO_PAGE, BoundedProtocol
+from toolbus.bus.gateway.http_connection import CONNECTION, LINES_PER_SECOND, MAX_HEAD_BYTES, NO_PAGE, BoundedProtocol
 from toolbus.bus.gateway.http_server import HttpServer
 from toolbus.protocol.limits import Timings
 from toolbus.protocol.tool import Limits
@@ -354,5 +355,41 @@ async def test_a_lost_connection_leaves_nothing_to_the_garbage_collection(bus: B
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
                 writer.close()
         await until(lambda: connections() <= before, "every connection has gone")
+    finally:
+        gc.enable()
+
+
+async def test_an_answer_ends_without_a_fault_where_its_connection_is_lost_with_others_behind_it() -> None:
+    begun, ended = asyncio.Event(), asyncio.Queue[BaseException | None]()
+    gone: list[weakref.ref[BoundedProtocol]] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        connection = scope[CONNECTION]
+        gone.append(weakref.ref(connection))
+        begun.set()
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while connection in connection.connections:
+                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+                await asyncio.sleep(0)
+            await send({"type": "http.response.body", "body": b""})
+        except Exception as fault:
+            ended.put_nowait(fault)
+        else:
+            ended.put_nowait(None)
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(application) as address:
+            host, _, port = address.rpartition(":")
+            for behind in (WHOLE + WHOLE[:-2], request("POST /api/tools", HOST, "Content-Length: 9") + b"x"):
+                begun.clear()
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.write(WHOLE + behind)
+                await within(begun.wait())
+                writer.transport.abort()
+                assert await within(ended.get()) is None
+                await until(lambda: gone[-1]() is None, "the connection has gone")
     finally:
         gc.enable()

@@ -225,6 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.on_lost is not None:
             self.on_lost()
         # These refer to it: lost connections would be left to the garbage collection, which holds the loop for long.
+        self.pipeline.clear()
         self.on_lost = self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
@@ -287,6 +288,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Starts the time for the rest of the bytes that the client has begun to send: a head, or an unread body."""
         super().on_response_complete()
+        if self.transport.is_closing():  # perhaps lost: the answer to a request with others behind it goes on
+            return
         if (self._head_begun or not self._in_head) and self.cycle.response_complete:
             self._start_head_timer()
 
