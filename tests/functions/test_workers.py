@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 
 import pytest
 
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus.functions.workers import Workers
+from toolbus.functions.workers import ChangeSignal, Workers
 
 
 def test_jobs_that_wait_for_each_other_are_all_at_work_together() -> None:
@@ -127,3 +128,12 @@ def test_what_a_thread_leaves_to_a_watch_that_is_just_ending_is_sent() -> None:
     workers._watch_jobs()
     assert sent.wait(WAIT_SECONDS)
     workers.stop()
+
+
+async def test_who_gives_up_waiting_for_a_change_leaves_nothing_behind() -> None:
+    signal = ChangeSignal()
+    waiting = asyncio.create_task(signal.next())
+    await until(lambda: signal.is_awaited, "it waits")
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert not signal.is_awaited

@@ -89,8 +89,10 @@ class ChangeSignal:
         """Waits for the next change, at most ``timeout`` seconds."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
-        await asyncio.wait([waiter], timeout=timeout)
-        self._waiters.discard(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=timeout)
+        finally:
+            self._waiters.discard(waiter)
 
     async def until(self, met: Callable[[], bool], seconds: float) -> bool:
         """Waits until a condition is met, at most for some seconds; returns whether it is."""
