@@ -312,6 +312,17 @@ def test_an_answer_names_so_many_refusals_that_the_message_is_not_filled_and_say
     assert len(core.presence.review.refused) == refused_tools.MAX_OF_SESSION
 
 
+def test_forgetting_leaves_sessions_alone_that_have_no_refusal_of_the_name() -> None:
+    core, refused = Core(), SessionRefusals()
+    for source in ("first", "second"):
+        refused.set(core.attached(source).peer, [Refusal.of(pb.Tool(name="same"), source, Cause.PERMISSION)])
+    before = [refused.of(peer) for peer in refused.peers]
+    assert refused.forget("other", source="first") == refused.forget("same", role="other") == 0
+    after = [refused.of(peer) for peer in refused.peers]
+    assert all(one is other for one, other in zip(before, after, strict=True))
+    assert refused.find("same") == ("first", "first")
+
+
 def test_declarations_that_do_not_fit_are_dropped_before_their_refusals() -> None:
     core, refused = Core(), SessionRefusals()
     peer = core.attached("plugin").peer

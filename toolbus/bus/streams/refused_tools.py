@@ -155,7 +155,8 @@ class SessionRefusals:
                     for each in self.of(peer)
                     if name not in ("", each.name, f"{peer.source}:{each.name}") or role not in ("", each.role)
                 ]
-                self.set(peer, rest)
+                if len(rest) < len(self.of(peer)):
+                    self.set(peer, rest)
         return before - self._count
 
 
