@@ -22,7 +22,7 @@ class FreeMemory:
     """The memory of this process that is free and still its own. Only glibc can give it back on demand."""
 
     def __init__(self) -> None:
-        self._least = 0  # the least that this process had since memory was last given back; 0: not known yet
+        self._least = 0  # the least that this process had since memory was last given back; 0 before the first time
 
     def release(self) -> bool:
         """Gives it back if it is much, in about 10 ms for 50 MB; tells whether it did.
@@ -33,7 +33,7 @@ class FreeMemory:
             library = ctypes.CDLL(None)
             library.mallinfo2.restype = _Statistics
             resident = _resident_bytes()
-            self._least = min(self._least or resident, resident)
+            self._least = min(self._least, resident)
             if library.mallinfo2().fordblks > KEPT_BYTES and resident > self._least + KEPT_BYTES:
                 given = library.malloc_trim(0)
                 self._least = _resident_bytes()
