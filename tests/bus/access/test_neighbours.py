@@ -130,7 +130,9 @@ class Waits(Budgets):
         self.accounts.append(account)
 
 
-async def test_many_probes_of_strangers_wait_for_their_turn_and_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_probes_of_strangers_wait_for_the_turn_of_their_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("toolbus.bus.streams.doors.PROBES_PER_SECOND", 1e-6)  # one at once, and no more in this test
     kernel, waits = Kernel(), Waits()
     async with _bus(kernel) as bus, grpc.aio.insecure_channel(bus.grpc_addresses[0]) as channel:
@@ -141,7 +143,7 @@ async def test_many_probes_of_strangers_wait_for_their_turn_and_are_answered(mon
             for _ in range(4):
                 answer = await within(stub.Check(health_pb2.HealthCheckRequest()))
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
-            assert waits.accounts == ["probes"] * waited
+            assert waits.accounts == ["probes ipv4:127.0.0.1"] * waited
 
 
 async def test_a_program_of_another_user_is_refused_wherever_it_asks() -> None:

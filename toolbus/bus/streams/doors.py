@@ -42,9 +42,9 @@ def rpc_identity() -> Identity:
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _HEALTH = "/grpc.health.v1.Health/"
-# Checks of the bus itself that are answered at once whoever asks. More wait for the turn of the account `PROBES`, but
-# not those of peers that may use the bus.
-PROBES_PER_SECOND, PROBES = 100.0, "probes"
+# Checks of the bus itself that are answered at once whoever asks. More wait for the turn of the host that they come
+# from, so that one that floods the bus delays no probe of another, but not those of peers that may use the bus.
+PROBES_PER_SECOND = 100.0
 _FOR_PROBES = (_HEALTH + "Check", _HEALTH + "Watch")
 _REFLECTION = "/grpc.reflection."
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -213,7 +213,8 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                     identity.check_verb("reflect", "reflection")
             except ToolBusError as error:
                 if is_open and not watches:
-                    await self._doors.seams.budgets.spend(PROBES, REFUSAL_SECONDS)
+                    host = context.peer().rpartition(":")[0]  # each connection has another port
+                    await self._doors.seams.budgets.spend(f"probes {host}", REFUSAL_SECONDS)
                     return
                 status, text = grpc_status(error)
                 self._doors.audit.refuse(context.peer(), method, text)
