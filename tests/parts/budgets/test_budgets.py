@@ -16,7 +16,7 @@ from aiohttp import web
 
 from tests.bus.gateway.misbehaving import offer
 from tests.faults.raw_peer import RawPeer, tool
-from tests.support.waiting import until, within
+from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.budgets import Declaring
 from toolbus.bus.calls.call import Seams
@@ -412,6 +412,36 @@ async def test_what_is_compiled_for_one_account_takes_a_part_of_the_time_however
     await asyncio.gather(*(account.budgets.compile("a", work) for _ in range(2)))
     (_, ended), (began, _) = times
     assert began - ended > 0.5 * READ_BURST_SECONDS / IDLE_READ_SHARE
+
+
+async def test_reading_counts_that_fails_or_whose_request_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, budgets = list[float](), Account().budgets
+    began, cancelled = threading.Event(), threading.Event()
+
+    def rest_of(seconds: float, *, is_busy: bool, piece: float) -> float:
+        if piece:
+            counted.append(seconds)
+        return 0.0
+
+    def work() -> None:
+        end = time.thread_time() + 0.005
+        while time.thread_time() < end:
+            pass
+        began.set()
+        assert cancelled.wait(WAIT_SECONDS)
+        raise InvalidTool(["bad"])
+
+    monkeypatch.setattr(declarations, "rest_of", rest_of)
+    reading = asyncio.create_task(budgets.compile("a", work))
+    await until(began.is_set)
+    reading.cancel()
+    cancelled.set()
+    await asyncio.wait([reading])
+    assert reading.cancelled()
+    with pytest.raises(InvalidTool):
+        await budgets.compile("a", work)
+    assert len(counted) == 2
+    assert min(counted) >= 0.005
 
 
 def test_a_schema_that_holds_own_calls_for_long_counts_more_than_many_short_ones() -> None:

@@ -104,22 +104,14 @@ class PeerBudgets(Budgets):
         """Works for an account when it is its turn."""
         return await self.share.run(account, work)
 
-    async def beside(self, account: str, work: Callable[[], Answer]) -> Answer:
-        """Does long work on the thread, when it is the turn of an account."""
-        return (await self._timed(account, work))[0]
+    async def beside(
+        self, account: str, work: Callable[[], Answer], spent: Callable[[float], object] = lambda seconds: None
+    ) -> Answer:
+        """Does long work on the thread, when it is the turn of an account.
 
-    async def compile(self, account: str, work: Callable[[], Answer]) -> Answer:
-        """Does the same in a part of the time."""
-        async with self._compiling.setdefault(account, asyncio.Lock()):
-            await self._rest(account)
-            answer, seconds = await self._timed(account, work)
-            rested = time.monotonic() - rest_of(READ_BURST_SECONDS, is_busy=self.share.is_busy, piece=0.0)
-            rest = rest_of(seconds, is_busy=self.share.is_busy, piece=seconds)
-            self._due[account] = max(self._due.get(account, 0.0), rested) + rest
-            return answer
-
-    async def _timed(self, account: str, work: Callable[[], Answer]) -> tuple[Answer, float]:
-        """Does the same, and returns how long it took."""
+        Args:
+            spent: called with how long it took, also where it fails and where its caller has given up.
+        """
         seconds = 0.0
 
         def run() -> Answer:
@@ -132,10 +124,29 @@ class PeerBudgets(Budgets):
                 seconds = time.thread_time() - began
 
         async with self.share.turn(account):
+            working = asyncio.get_running_loop().run_in_executor(self._thread, run)
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._thread, run), seconds
+                await asyncio.wait((working,))
+            except asyncio.CancelledError:  # the thread goes on
+                await asyncio.wait((working,))
+                working.exception()  # which nobody gets
+                raise
             finally:
                 self.share.spent(seconds)
+                spent(seconds)
+            return await working
+
+    async def compile(self, account: str, work: Callable[[], Answer]) -> Answer:
+        """Does the same in a part of the time."""
+
+        def spent(seconds: float) -> None:
+            rested = time.monotonic() - rest_of(READ_BURST_SECONDS, is_busy=self.share.is_busy, piece=0.0)
+            rest = rest_of(seconds, is_busy=self.share.is_busy, piece=seconds)
+            self._due[account] = max(self._due.get(account, 0.0), rested) + rest
+
+        async with self._compiling.setdefault(account, asyncio.Lock()):
+            await self._rest(account)
+            return await self.beside(account, work, spent)
 
     async def judge(
         self, principal: Principal, calls: Mapping[str, Any], frame: wire.InvokeRequest, work: Callable[[], None]
