@@ -455,7 +455,7 @@ func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "chmod 600") {
 		t.Fatal(err)
 	}
-	_, err = connect("192.0.2.1:1", writtenCredential(t, `token = "x"`))
+	_, _, _, err = renewed("192.0.2.1:1", writtenCredential(t, `token = "x"`), nil)
 	if err == nil || !strings.Contains(err.Error(), "plain text: write tls:192.0.2.1:1") {
 		t.Fatal(err)
 	}
@@ -471,6 +471,28 @@ func TestACredentialIsReadAsTheBusWritesIt(t *testing.T) {
 	text := "# for people\naddress = \"tls:h:1\"\nexpires = 2026-01-01\n'x' = 1\ntoken = 't\"'\nname = \"a\\\"b\"\nca = \"\"\"\n-----BEGIN\nEND\n\"\"\"\n"
 	values := must[map[string]string](t)(readCredential(writtenCredential(t, text)))
 	equal(t, values, map[string]string{"address": "tls:h:1", "token": `t"`, "name": `a"b`, "ca": "-----BEGIN\nEND\n"})
+}
+
+func TestACredentialThatIsAboutToBeCopiedIsUsedAsItWasBefore(t *testing.T) {
+	path := writtenCredential(t, `name = "chat"`)
+	first, stopFirst := startBus(t)
+	second, _ := startBus(t)
+	host := NewHost(&HostOptions{Options: Options{Address: first + "," + second, Credential: path, Log: quiet}})
+	defer host.Close()
+	must[*Listing](t)(host.List(t.Context(), nil))
+	check(t, os.Remove(path))
+	stopFirst()
+	check(t, host.peer.until(t.Context(), func() bool { return host.peer.attached != nil && host.peer.unusable != "" }))
+
+	check(t, os.WriteFile(path, []byte(`token = "x"`), 0o600))
+	_, before, _, err := renewed("127.0.0.1:1", path, nil)
+	check(t, err)
+	for content, expected := range map[string]string{"": "x", `token = "y`: "x", `token = "y"`: "y"} {
+		check(t, os.WriteFile(path, []byte(content), 0o600))
+		made, _, why, err := renewed("127.0.0.1:1", path, before)
+		check(t, err)
+		equal(t, []any{made.token, why == ""}, []any{expected, expected == "y"})
+	}
 }
 
 func TestAPluginThatTheBusRefusesSaysWhyAndRunReturnsIt(t *testing.T) {

@@ -88,17 +88,20 @@ type toolKey struct{ role, name string }
 // peer holds one stream to a bus while it runs, to the next one of its buses when that is gone: offers tools, answers calls,
 // makes calls; in the order of docs/protocol.md. tools.go answers the calls of the bus, calls.go makes calls, link.go has the state of one stream.
 type peer struct {
-	buses    *addresses // only its goroutine looks names up
-	source   string
-	options  Options
-	role     role
-	log      *slog.Logger
-	ended    chan struct{} // closed when run has returned
-	leaving  chan struct{} // closed when this peer is to leave
-	work     chan *run     // takes calls for goroutines that have answered earlier ones
-	idle     atomic.Int32  // how many goroutines wait for work
-	catalogs feed[CatalogChange]
-	notes    feed[Notification]
+	buses *addresses // only its goroutine looks names up
+	// Of its goroutine: the credential of the newest connection, and why its file could not be used; empty where it could.
+	credential map[string]string
+	unusable   string
+	source     string
+	options    Options
+	role       role
+	log        *slog.Logger
+	ended      chan struct{} // closed when run has returned
+	leaving    chan struct{} // closed when this peer is to leave
+	work       chan *run     // takes calls for goroutines that have answered earlier ones
+	idle       atomic.Int32  // how many goroutines wait for work
+	catalogs   feed[CatalogChange]
+	notes      feed[Notification]
 
 	mutex        sync.Mutex    // guards all that follows, and the links
 	changed      chan struct{} // closed, and replaced, when something has changed that others wait for
@@ -375,10 +378,14 @@ func (p *peer) whyRefused(bus string, end end) string {
 
 // serve runs one stream from its attach to its end; it returns its status, and how long the session was live.
 func (p *peer) serve(bus string) (end, time.Duration, error) {
-	connection, err := connect(bus, p.options.Credential)
+	connection, credential, why, err := renewed(bus, p.options.Credential, p.credential)
 	if err != nil {
 		return end{}, -1, err
 	}
+	if why != p.unusable && why != "" {
+		p.log.Warn("toolbus: " + why)
+	}
+	p.credential, p.unusable = credential, why
 	defer connection.close()
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	link := newLink(&p.mutex, giveUp, p.options.MaxInFlight)

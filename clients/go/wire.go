@@ -55,12 +55,27 @@ type connection struct {
 	token   string
 }
 
-// connect makes a connection; a SetupError says why the credential cannot be used.
-func connect(address, credentialPath string) (*connection, error) {
-	credential, err := readCredential(credentialPath)
-	if err != nil {
-		return nil, err
+// renewed returns a connection by the credential as its file has it now, and that credential; while that cannot be used, as
+// where it is about to be copied, by the one before, which is nil at first. The text says why.
+func renewed(address, path string, before map[string]string) (*connection, map[string]string, string, error) {
+	credential, err := readCredential(path)
+	if err == nil && credential["token"]+credential["certificate"] == "" && before["token"]+before["certificate"] != "" {
+		err = setupErrorf("the credential %s has neither token nor certificate", path)
 	}
+	var made *connection
+	if err == nil {
+		made, err = connect(address, path, credential)
+	}
+	if err == nil || before == nil {
+		return made, credential, "", err
+	}
+	why := err.Error() + "; using the credential that was read before"
+	made, err = connect(address, path, before)
+	return made, before, why, err
+}
+
+// connect makes a connection; a SetupError says why the credential cannot be used.
+func connect(address, credentialPath string, credential map[string]string) (*connection, error) {
 	target, name, config, err := dialing(address, credential)
 	if err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ use crate::pb::event::Kind;
 use crate::pb::*;
 use crate::tools::Tools;
 use crate::values::{Error, Result, random};
-use crate::wire::{Wire, end_of, read_credential, why_unanswered};
+use crate::wire::{Credential, Wire, end_of, read_credential, why_unanswered};
 
 const ADDRESS: &str = "127.0.0.1:48930";
 const STEADY: Duration = Duration::from_secs(1); // a session that lived so long resets the backoff
@@ -92,12 +92,14 @@ struct State {
     shown_waiting: Vec<(String, String)>,
     // Why the last attempt at each address failed, as it was logged, and whether more is known; empty while attached.
     shown: HashMap<String, (String, bool)>,
-    answered: Option<u64>,     // the version of the tools for which the bus has answered last
-    wire: Option<Wire>,        // of the current stream
-    newest: u64,               // the number of the newest notification
-    left: Option<String>,      // why this peer makes no new attempts
-    fatal: Option<Error>,      // why the bus refused tools that are to be offered all or none
-    ended: Option<Result<()>>, // how `run` ended
+    answered: Option<u64>,          // the version of the tools for which the bus has answered last
+    wire: Option<Wire>,             // of the current stream
+    credential: Option<Credential>, // of the newest connection
+    unusable: String,               // why the file of the credential could not be used; empty where it could
+    newest: u64,                    // the number of the newest notification
+    left: Option<String>,           // why this peer makes no new attempts
+    fatal: Option<Error>,           // why the bus refused tools that are to be offered all or none
+    ended: Option<Result<()>>,      // how `run` ended
 }
 
 /// Holds one stream to a bus while it runs: offers tools, answers calls, makes calls.
@@ -387,7 +389,17 @@ impl Peer {
         let mut version = self.tools.version.subscribe();
         self.declare(&link);
         let stream = async {
-            let wire = Wire::connect(address, &self.options.credential).await?;
+            let mut credential = self.state().credential.clone();
+            let (made, why) = Wire::renewed(address, &self.options.credential, &mut credential).await;
+            let before = {
+                let mut state = self.state();
+                state.credential = credential;
+                std::mem::replace(&mut state.unusable, why.clone())
+            };
+            if !why.is_empty() && why != before {
+                self.log(&why);
+            }
+            let wire = made?;
             self.state().wire = Some(wire.clone());
             let messages = futures_util::stream::unfold(link.clone(), |link| async move {
                 link.next().await.map(|message| (message, link))

@@ -13,6 +13,8 @@ use crate::values::{Error, Result};
 
 const WINDOW: u32 = 4 * 1024 * 1024; // bytes that may be under way
 
+pub(crate) type Credential = HashMap<String, String>;
+
 /// One connection, on which every RPC carries the token of the credential.
 #[derive(Clone)]
 pub(crate) struct Wire {
@@ -21,8 +23,29 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    pub async fn connect(address: &str, credential: &str) -> Result<Wire> {
-        let values = read_credential(credential)?;
+    /// Connects by the credential as its file has it now, and notes that; while it cannot be used, as where it is about to
+    /// be copied, by the one before. Returns why it could not; "" where it could.
+    pub async fn renewed(address: &str, path: &str, credential: &mut Option<Credential>) -> (Result<Wire>, String) {
+        let proves = |values: &Credential| values.contains_key("token") || values.contains_key("certificate");
+        let problem = match read_credential(path) {
+            Ok(values) if !proves(&values) && credential.as_ref().is_some_and(proves) => {
+                Error::Setup(format!("the credential {path} has neither token nor certificate"))
+            }
+            Ok(values) => match Wire::connect(address, path, &values).await {
+                Err(problem @ Error::Setup(_)) => problem,
+                made => {
+                    *credential = Some(values);
+                    return (made, String::new());
+                }
+            },
+            Err(problem) => problem,
+        };
+        let Some(values) = credential else { return (Err(problem), String::new()) };
+        let made = Wire::connect(address, path, values).await;
+        (made, format!("{problem}; using the credential that was read before"))
+    }
+
+    async fn connect(address: &str, credential: &str, values: &Credential) -> Result<Wire> {
         let value = |name: &str| values.get(name).map_or("", String::as_str);
         let (prefix, target) = split(address);
         let (name, target) = match target.rsplit_once('@') {
@@ -176,7 +199,7 @@ fn deepest(problem: &(dyn std::error::Error + 'static)) -> String {
 }
 
 /// Returns the values of a credential file; none without a path.
-pub(crate) fn read_credential(path: &str) -> Result<HashMap<String, String>> {
+pub(crate) fn read_credential(path: &str) -> Result<Credential> {
     if path.is_empty() {
         return Ok(HashMap::new());
     }

@@ -172,6 +172,28 @@ async fn with_several_addresses_a_plugin_is_at_each_bus_and_a_host_goes_on_at_th
 }
 
 #[tokio::test]
+async fn a_credential_that_is_about_to_be_copied_is_used_as_it_was_before() {
+    let file = std::env::temp_dir().join(format!("toolbus-rust-{}.toolbus", std::process::id()));
+    std::fs::write(&file, "name = \"chat\"").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let log: Arc<dyn Fn(&str) + Send + Sync> = {
+        let lines = lines.clone();
+        Arc::new(move |line: &str| lines.lock().unwrap().push(line.to_owned()))
+    };
+    let (first, second) = (Bus::start("127.0.0.1:0"), Bus::start("127.0.0.1:0"));
+    let address = format!("{},{}", first.address, second.address);
+    let credential = file.display().to_string();
+    let host = Host::with("test", Options { address, credential, log: Some(log), ..Default::default() }).unwrap();
+    host.list(ListRequest::default()).await.unwrap();
+    std::fs::remove_file(file).unwrap();
+    drop(first);
+    until(|| async { host.list(ListRequest::default()).await.is_ok() }).await;
+    let lines = lines.lock().unwrap();
+    assert!(lines.iter().any(|line| line.ends_with("using the credential that was read before")), "{lines:?}");
+}
+
+#[tokio::test]
 async fn each_bus_that_does_not_answer_is_logged_once_and_not_at_each_attempt() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let log: Arc<dyn Fn(&str) + Send + Sync> = {

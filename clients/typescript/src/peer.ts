@@ -12,7 +12,7 @@ import { Link, TICK_MS } from "./link.js";
 import { changeFromWire, notificationFromWire, type CatalogChange, type ListedTool, type Notification } from "./shapes.js";
 import { Tools } from "./tools.js";
 import { PeerLost, RequestError, SetupError, ToolBusError } from "./values.js";
-import { Connection, readCredential, whyUnanswered, type End, type Stream } from "./wire.js";
+import { readCredential, renewed, whyUnanswered, type Connection, type Credential, type End, type Stream } from "./wire.js";
 
 const ADDRESS = "127.0.0.1:48930";
 const ATTACH_MS = 10_000; // for connecting, and for the answer to the attach
@@ -102,6 +102,8 @@ export class Peer {
   private readonly addresses: Addresses;
   private readonly identity: { source: string; instance: string; token: string };
   private link: Link | null = null; // the current stream; null between two
+  private credential: Credential | null = null; // of the newest connection; null before the first
+  private unusable = ""; // why the file of the credential could not be used; "" where it could
   private left = ""; // why this peer does not attach again; empty while it does
   private refusal: ToolBusError | null = null; // why `run` ended; null unless the bus refused this peer
   private giveUp: (reason: string) => void = () => undefined; // cancels the current stream
@@ -284,7 +286,11 @@ export class Peer {
       let stream: Stream | null = null;
       const link = new Link((reason) => stream?.giveUp(reason), this.calls, this.options.maxInFlight || 256);
       try {
-        this.connection = new Connection(address, this.options.credential);
+        const { connection, credential, why } = renewed(address, this.options.credential, this.credential);
+        if (why && why !== this.unusable) this.log(why);
+        this.connection = connection;
+        this.credential = credential;
+        this.unusable = why;
       } catch (problem) {
         return reject(problem as Error);
       }

@@ -98,8 +98,7 @@ export class Connection {
   private readonly metadata = new grpc.Metadata(); // of every RPC
 
   /** @throws SetupError the credential cannot be used. */
-  constructor(address: string, credentialPath: string) {
-    const { token, ca, key, certificate } = readCredential(credentialPath);
+  constructor(address: string, credentialPath: string, { token, ca, key, certificate }: Credential) {
     const [, prefix, name, target] = /^(?:(m?tls):(?:([^@]*)@)?)?(.*)$/s.exec(address) as unknown as [string, string | undefined, string | undefined, string];
     if (token && !prefix && !/^(unix:|127\.0\.0\.1:|localhost:|\[::1\]:)/.test(address)) {
       throw new SetupError(`a token is not sent to ${address} in plain text: write tls:${address}`);
@@ -143,6 +142,26 @@ export class Connection {
 
   close(): void {
     this.client.close();
+  }
+}
+
+/**
+ * Returns a connection by the credential as its file has it now, and that credential; while that cannot be used, as where it
+ * is about to be copied, by the one before, which is null at first: `why` says why.
+ *
+ * @throws SetupError neither can be used.
+ */
+export function renewed(address: string, path: string, before: Credential | null): { connection: Connection; credential: Credential; why: string } {
+  try {
+    const credential = readCredential(path);
+    if (!(credential.token || credential.certificate) && (before?.token || before?.certificate)) {
+      throw new SetupError(`the credential ${path} has neither token nor certificate`);
+    }
+    return { connection: new Connection(address, path, credential), credential, why: "" };
+  } catch (problem) {
+    if (before === null) throw problem;
+    const why = `${(problem as Error).message}; using the credential that was read before`;
+    return { connection: new Connection(address, path, before), credential: before, why };
   }
 }
 

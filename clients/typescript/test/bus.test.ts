@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import dns from "node:dns/promises";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { syncBuiltinESMExports } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -14,6 +14,7 @@ import { Host as HttpHost } from "../src/http.js";
 import { Addresses } from "../src/addresses.js";
 import { Host, image, link, PeerLost, Plugin, Reply, RequestError, SetupError, type Progress } from "../src/index.js";
 import { aiTools, anthropicTools, openAiTools } from "../src/models.js";
+import { renewed } from "../src/wire.js";
 import { runningBus, secureServer, until, type Bus } from "./support.js";
 
 const quiet = { log: () => undefined };
@@ -399,6 +400,32 @@ test("a plugin that is closed before DNS has answered ends, and a name is looked
   } finally {
     silent.mock.restore();
     syncBuiltinESMExports();
+  }
+});
+
+test("a credential that is about to be copied is used as it was before", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "toolbus-"));
+  const credential = join(folder, "own.toolbus");
+  writeFileSync(credential, 'name = "chat"', { mode: 0o600 });
+  const own = await runningBus();
+  const said: string[] = [];
+  const caller = new Host({ address: `${own.grpc},${bus.grpc}`, credential, log: (text) => said.push(text) });
+  try {
+    await caller.ready();
+    rmSync(credential);
+    await own.stop();
+    await until(async () => (await caller.call("get_weather", { city: "Rome" })).output !== undefined);
+    assert.equal(said.filter((text) => text.includes("using the credential that was read before")).length, 1);
+    const before = { token: "x" };
+    for (const [text, token] of [["", "x"], ['token = "y', "x"], ['token = "y"', "y"]] as const) {
+      writeFileSync(credential, text, { mode: 0o600 });
+      const { connection, ...made } = renewed(bus.grpc, credential, before);
+      connection.close();
+      assert.equal(made.credential.token, token);
+    }
+  } finally {
+    await caller.close();
+    rmSync(folder, { recursive: true });
   }
 });
 

@@ -19,6 +19,7 @@ import io.grpc.Metadata;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
@@ -41,6 +42,7 @@ final class Peer {
     private static final double EXPIRY_SECONDS = 7 * 86_400; // before a key expires: then a warning is logged
     private static final Set<Status.Code> FINAL = Set.of(Status.Code.INVALID_ARGUMENT, Status.Code.FAILED_PRECONDITION,
             Status.Code.NOT_FOUND, Status.Code.PERMISSION_DENIED, Status.Code.ALREADY_EXISTS, Status.Code.UNIMPLEMENTED);
+    private static final Set<String> PROOFS = Set.of("token", "certificate"); // of a credential
     private static final Set<Status.Code> LONG_PAUSES = Set.of(Status.Code.RESOURCE_EXHAUSTED, Status.Code.INTERNAL);
 
     /** Why an attempt at an address failed, and whether more is known than gRPC's text. */
@@ -59,6 +61,8 @@ final class Peer {
     private final List<String> addresses;
     private final Subscription subscription; // null for none
     private final BlockingQueue<Object> feed; // of what it subscribes to
+    private Map<String, String> credential = Map.of(); // of the newest connection
+    private String unusable; // why the file of the credential could not be used; "" where it could, null before the first connection
     // What follows is under the lock of the peer.
     private final Map<Key, RefusedTool> refused = new LinkedHashMap<>();
     private final Map<Key, WaitingTool> waiting = new LinkedHashMap<>();
@@ -295,16 +299,44 @@ final class Peer {
                 return;
             }
         }
-        String why = broke && !lived ? Wire.whyUnanswered(address, options.credential, end.text) : null;
+        String why = broke && !lived ? Wire.whyUnanswered(address, options.credential, credential, end.text) : null;
         synchronized (this) {
             shown.put(address, new Failure(text, why != null));
         }
         log(why == null ? text : why + "; " + again);
     }
 
+    /**
+     * Returns a connection by the credential as its file has it now; while that cannot be used, as where it is about to be
+     * copied, by the one before.
+     */
+    private Wire connect(String address) {
+        try {
+            Map<String, String> values = Wire.readCredential(options.credential);
+            if (Collections.disjoint(values.keySet(), PROOFS) && !Collections.disjoint(credential.keySet(), PROOFS)) {
+                throw BusException.setup("the credential " + options.credential + " has neither token nor certificate");
+            }
+            Wire made = new Wire(address, options.credential, values);
+            credential = values;
+            unusable = "";
+            return made;
+        } catch (BusException problem) {
+            if (unusable == null) {
+                throw problem;
+            }
+            Wire made = new Wire(address, options.credential, credential);
+            String why = problem.getMessage() + "; using the credential that was read before";
+            if (!why.equals(unusable)) {
+                log(why);
+            }
+            unusable = why;
+            return made;
+        }
+    }
+
     /** Runs one stream from its attach to its end; returns how it ended. */
     private BusException serve(String address, Link link) throws InterruptedException {
-        Wire made = new Wire(address, options.credential);
+        Wire made = connect(address);
         declare(link);
         link.stream(made.open(listener(link)));
         synchronized (this) {

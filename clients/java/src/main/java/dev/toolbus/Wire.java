@@ -86,9 +86,8 @@ final class Wire {
         STREAMS.setRemoveOnCancelPolicy(true);
     }
 
-    /** Prepares a connection, which the first call makes. */
-    Wire(String address, String credential) {
-        Map<String, String> values = readCredential(credential);
+    /** Prepares a connection by the values of a credential, which the first call makes. */
+    Wire(String address, String credential, Map<String, String> values) {
         boolean secure = address.startsWith("tls:") || address.startsWith("mtls:");
         String target = secure ? address.substring(address.indexOf(':') + 1) : address;
         String token = values.getOrDefault("token", "");
@@ -150,14 +149,13 @@ final class Wire {
      * Returns why a server that is there does not answer, and how to fix it; null where gRPC's text says as much. That does
      * not say that it spoke without TLS, or that the connection ended because of a client's certificate.
      */
-    static String whyUnanswered(String address, String path, String text) {
+    static String whyUnanswered(String address, String path, Map<String, String> values, String text) {
         String target = address.substring(address.matches("m?tls:.*") ? address.indexOf(':') + 1 : 0);
         boolean closed = text.matches("(?s).*([Cc]losed|reset|[Bb]roken pipe|unknown reason|ertificate|CERTIFICATE|frame).*");
         if (target.equals(address)) {
             return !closed || address.startsWith("unix:") || names(target) == null ? null : "the server at " + address
                     + " speaks TLS: write tls:" + address + " or mtls:" + address + ", and name a credential in TOOLBUS_CREDENTIAL";
         }
-        Map<String, String> values = readCredential(path);
         String server = "the certificate of the server at " + address;
         String renewal = "write it anew on the machine of the bus with toolbus keys renew " + values.getOrDefault("name", "NAME")
                 + ", and copy it here";

@@ -78,6 +78,22 @@ class BusTest {
         }
     }
 
+    @Test
+    void aCredentialThatIsAboutToBeCopiedIsUsedAsItWasBefore() throws Exception {
+        Path file = Files.createTempFile("own", ".toolbus");
+        Files.writeString(file, "name = \"chat\"");
+        List<String> lines = Collections.synchronizedList(new ArrayList<>());
+        try (Bus first = new Bus(); Bus second = new Bus(); Host host = new Host("test", new Options()
+                .address(first.address + "," + second.address).credential(file.toString()).log(lines::add))) {
+            host.list();
+            Files.delete(file);
+            first.close();
+            until(() -> lines.stream().anyMatch(line -> line.contains(file.toString())));
+            host.list();
+            assertTrue(lines.stream().anyMatch(line -> line.endsWith("using the credential that was read before")), lines.toString());
+        }
+    }
+
     private static Plugin offer(Plugin plugin, String name, String schema) {
         Tool tool = Tool.newBuilder().setName(name).setParametersJson(schema).build();
         return plugin.add(tool, Map.class, (arguments, scope) -> null);
