@@ -171,7 +171,7 @@ final class Wire {
             return server + " is not signed by " + (values.containsKey("ca") ? "the ca of the credential " + path
                     + ": check the address, or " + renewal
                     : "an authority that is trusted here: check the address, or name a credential in TOOLBUS_CREDENTIAL");
-        } else if (closed) {
+        } else if (closed && (text.contains("ertificate") || text.contains("CERTIFICATE") || names(target) != null)) {
             return "the bus at " + address + (values.containsKey("certificate") ? " does not accept the certificate of the credential "
                     + path + ", which has expired or is for another bus: " + renewal
                     : " asks for a client certificate, and " + noCertificate(path));

@@ -12,6 +12,8 @@ import dev.toolbus.pb.ListedTool;
 import dev.toolbus.pb.Tool;
 import java.io.BufferedReader;
 import java.io.IOException;
+import java.net.InetAddress;
+import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
@@ -91,6 +93,23 @@ class BusTest {
             until(() -> lines.stream().anyMatch(line -> line.contains(file.toString())));
             host.list();
             assertTrue(lines.stream().anyMatch(line -> line.endsWith("using the credential that was read before")), lines.toString());
+        }
+    }
+
+    @Test
+    void aServerThatEndsConnectionsWithoutTlsDoesNotRefuseACertificate() throws Exception {
+        try (ServerSocket server = new ServerSocket(0, 9, InetAddress.getLoopbackAddress())) {
+            CompletableFuture.runAsync(() -> {
+                try {
+                    while (true) {
+                        server.accept().close();
+                    }
+                } catch (IOException ended) {
+                    // the test is over
+                }
+            });
+            String address = "mtls:127.0.0.1:" + server.getLocalPort();
+            assertNull(Wire.whyUnanswered(address, "own.toolbus", Map.of("certificate", "x"), "Network closed for unknown reason"));
         }
     }
 
