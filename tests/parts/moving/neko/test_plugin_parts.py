@@ -128,6 +128,8 @@ async def test_the_store_keeps_json_and_answers_with_results(tmp_path: Path) -> 
     assert not (tmp_path / "data").exists()  # reading makes nothing
     assert (await store.set("b:1", {"äöü": [1, 2.5, None]})).is_ok()
     assert (await store.set("a", "\ud83d")).is_ok()
+    with pytest.raises(TypeError):
+        await store.get("a", 1, 2)  # type: ignore[call-arg]
     other = PluginStore(tmp_path / "data" / "store.json")
     assert (await other.dump()).unwrap() == {"b:1": {"äöü": [1, 2.5, None]}, "a": "\ud83d"}
     assert (await other.keys()).unwrap() == ["a", "b:1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 import json
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -291,9 +292,11 @@ def _awaited(
     method: Callable[Concatenate[OlderStore, P], V],
 ) -> Callable[Concatenate[PluginStore, P], Coroutine[Any, Any, Ok[V] | Err[SdkError]]]:
     """Returns a method of `OlderStore` as one of `PluginStore`."""
+    signature = inspect.signature(method)
 
     @functools.wraps(method)
     async def run(store: PluginStore, /, *given: P.args, **named: P.kwargs) -> Ok[V] | Err[SdkError]:
+        signature.bind(store.plain, *given, **named)  # a call with other arguments raises: it says nothing of a value
         try:
             return Ok(await asyncio.to_thread(method, store.plain, *given, **named))
         except SdkError as problem:
