@@ -354,6 +354,15 @@ async def test_a_login_that_is_given_up_while_its_helper_starts_does_not_hold_up
         assert link_of(await call(bus, "ann"))
 
 
+async def test_a_login_that_is_given_up_goes_on_for_another_call_that_waits_for_it(tmp_path: Path) -> None:
+    async with tracker() as server, mounted(tmp_path, {"url": server.url}) as (_, mount):
+        beginning, other = (asyncio.create_task(mount.logins.begin(mount.entry, User("host", "ann"))) for _ in range(2))
+        await asyncio.sleep(0)
+        beginning.cancel()
+        assert (await other).startswith("http")
+        assert mount.logins.pending == 1
+
+
 async def test_only_the_browser_that_has_seen_the_page_of_the_bus_ends_a_login(tmp_path: Path) -> None:
     async with tracker() as server, mounted(tmp_path, {"url": server.url}) as (bus, mount):
         asked = await call(bus, "ann")

@@ -132,6 +132,9 @@ class PendingLogin:
         return query_field(self.page.result(), "state") if is_known else ""
 
 
+GIVEN_UP = "the call that began it was given up"
+
+
 class UserLogins:
     """The logins of the users of one bus.
 
@@ -252,6 +255,10 @@ class UserLogins:
             self._end(pending, "the authorization server does not answer")
             why = "its authorization server does not answer"
             raise SetupError(f"the login at {entry.name} cannot begin: {why}") from None
+        except SetupError:
+            if pending.ended.result() != GIVEN_UP:
+                raise
+            return await self.begin(entry, user, challenge)
         return f"{self._base()}{LOGIN_PATH}/{pending.ticket}"
 
     async def ended(self, mount: str, user: User, seconds: float) -> None:
@@ -307,7 +314,7 @@ class UserLogins:
             self._end(pending, f"the helper does not start: {error.strerror}")
             return pending
         except asyncio.CancelledError:
-            self._end(pending, "it was cancelled")
+            self._end(pending, GIVEN_UP)
             raise
         self._tell(request)
         return pending
