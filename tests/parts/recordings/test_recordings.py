@@ -153,6 +153,7 @@ def test_a_recording_goes_on_when_the_bus_is_restarted_and_ends_with_ctrl_c(tmp_
             toolbus("call", "get_weather", "city=Oslo", "--bus", address)
             until_sync(lambda: len(file.read_text().splitlines()) == 2, "the first call")
             bus.send(signal.SIGKILL)
+            bus.code()  # else it may still hold its data
             with Running(tmp_path, *words) as again:
                 again.says("ready")
                 for _ in range(200):  # the recorder begins anew once it has the new bus

