@@ -83,7 +83,11 @@ func (a *addresses) hasNames() bool {
 func (a *addresses) collect() {
 	a.known = nil
 	for _, each := range a.entries {
-		a.known = append(a.known, each.buses...)
+		for _, bus := range each.buses {
+			if !slices.Contains(a.known, bus) { // else this peer would replace itself there
+				a.known = append(a.known, bus)
+			}
+		}
 	}
 	a.known = a.known[:min(len(a.known), maxBuses)]
 }

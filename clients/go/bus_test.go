@@ -412,7 +412,7 @@ func TestMistakesOfTheProgramNameTheValueTheRuleAndTheFix(t *testing.T) {
 	at := func(address string) error {
 		return NewPlugin("x", &PluginOptions{Options: Options{Address: address}}).Start()
 	}
-	several := must[*addresses](t)(readAddresses("mtls:[fe80::1%eth0]:48931, unix:/run/x,y/bus ,[::1]:2")).known
+	several := must[*addresses](t)(readAddresses("mtls:[fe80::1%eth0]:48931, unix:/run/x,y/bus ,[::1]:2, unix:/run/x,y/bus")).known
 	equal(t, several, []string{"mtls:[fe80::1%eth0]:48931", "unix:/run/x,y/bus", "[::1]:2"})
 	for _, parameters := range []any{`{"type": "object"}`, []byte(`{"type": "object"}`), json.RawMessage(`{"type": "object"}`)} {
 		tool := Tool{Name: "text", Parameters: parameters}

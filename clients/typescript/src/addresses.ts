@@ -68,7 +68,8 @@ export class Addresses {
   }
 
   private collect(): void {
-    this.known = this.entries.flatMap((each) => (typeof each === "string" ? [each] : each.buses)).slice(0, MAX_BUSES);
+    const all = this.entries.flatMap((each) => (typeof each === "string" ? [each] : each.buses));
+    this.known = [...new Set(all)].slice(0, MAX_BUSES); // at one bus twice this peer would replace itself
   }
 }
 

@@ -378,6 +378,7 @@ test("a name of DNS stands for all its buses", async () => {
   await until(answer);
   await Promise.all([caller.close(), named.close()]);
   await buses[1]?.stop();
+  assert.deepEqual(new Addresses("a:1,b:1, a:1").known, ["a:1", "b:1"]);
   const addresses = new Addresses("unix:/a,b, dns:mtls:localhost:7");
   const found = await addresses.lookUp();
   assert.equal(found[0], "unix:/a,b");
