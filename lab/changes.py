@@ -91,8 +91,13 @@ class Approval(Change):
     async def prepare(self, number: int) -> None:
         self._plugin.remove_tool("changing")
         self._plugin.add_tool(lambda: number, name="changing", description=f"Returns {number}.")
-        while number and len(self._plugin.refused) < BUSES:  # the first one is trusted
+        while not await self._has_arrived(number):
             await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _has_arrived(self, number: int) -> bool:
+        if number:
+            return len(self._plugin.refused) == BUSES
+        return all([await self.holds(number, bus) for bus in range(BUSES)])  # the first one is trusted
 
     async def make(self, number: int, bus: int) -> None:
         (await self._operators[bus].call("toolbus:approve", {"source": PINNED})).unwrap()
