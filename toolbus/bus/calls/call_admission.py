@@ -1,4 +1,4 @@
-"""Admits calls: finds the tool, authorizes the caller, bounds the timeout; call_arguments.py validates the arguments.
+"""Admits calls: finds the tool, authorizes the caller, bounds the timeout; `CallArguments` validates the arguments.
 
 These are the steps of a call's beginning that most calls do not need: `Dispatcher.calls` has the short way for plain
 calls in itself, and uses these for the rest. Nothing here changes a call or the tables of the dispatcher.
