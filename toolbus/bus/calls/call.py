@@ -1,7 +1,7 @@
 """Declares a call in flight, and what the dispatcher expects of its caller and of what takes it over as a task.
 
 A call is *active* until its caller has its result. One that ended early (deadline, cancel) is *stuck* until its
-handler confirms the end. The handler, which runs the call, is declared in catalog/handler.py.
+handler confirms the end. The handler, which runs the call, is declared in catalog/entry.py.
 """
 
 from __future__ import annotations
