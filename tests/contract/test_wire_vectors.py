@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from tests.support.waiting import until
-from toolbus.bus import Bus, Config
+from toolbus.bus import Bus
 from toolbus.parts.conformance.bus_player import run_scenario, settled
 from toolbus.parts.conformance.script import bus_scenarios
+from toolbus.testing import PATIENT, running_bus
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bus() -> AsyncIterator[Bus]:
     """One bus for all scenarios: each uses names of its own."""
-    async with Bus(Config(grpc=("127.0.0.1:0",), http="off", grace_seconds=0.05)) as bus:
+    timings = replace(PATIENT, tick_seconds=0.05)  # the grace ends at a tick
+    async with running_bus(http="off", grace_seconds=0.05, timings=timings) as bus:
         (only,) = bus.grpc_addresses
         await settled(only)
         yield bus
