@@ -214,6 +214,7 @@ async def test_a_tool_that_needs_what_the_client_cannot_do_is_not_called(client:
     refused = await client.call("asks")
     assert (refused.status, refused.error["code"]) == (400, McpCode.MISSING_CAPABILITY)
     assert refused.error["data"] == {"requiredCapabilities": {"sampling": {}, "elicitation": {"form": {}}}}
+    assert "tool 'asks'" in refused.error["message"]
     await client.initialize()
     assert (await client.call("asks")).result["isError"] is True
 

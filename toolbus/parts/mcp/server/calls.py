@@ -102,7 +102,7 @@ def call_of(request: McpRequest, target: TargetTool) -> pb.ToolCall:
         check_param_headers(request, target, arguments)
     missing = [need for need in target.tool.needs if need not in request.client.accepts] if request.modern else []
     if missing:  # the tool is declared to ask
-        raise missing_capability(missing)
+        raise missing_capability(missing, f"tool {quote(target.name)}")
     call = pb.ToolCall(name=target.name, arguments_json=arguments.decode(), accepts=request.client.accepts)
     if profile.role:
         call.role = profile.role
@@ -124,11 +124,11 @@ def seconds_of(call: pb.ToolCall, target: TargetTool) -> float:
     return call.timeout_seconds or target.tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
 
 
-def missing_capability(needs: list[str]) -> RpcError:
+def missing_capability(needs: list[str], what: str = "this") -> RpcError:
     """Returns the error for a modern client that does not accept a tool's questions."""
     return RpcError(
         McpCode.MISSING_CAPABILITY,
-        f"this needs capabilities that the client lacks: {', '.join(needs)}; declare them in clientCapabilities",
+        f"{what} needs capabilities that the client lacks: {', '.join(needs)}; declare them in clientCapabilities",
         {"requiredCapabilities": capabilities_for(needs)},
     )
 
