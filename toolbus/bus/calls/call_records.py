@@ -393,7 +393,7 @@ class CallRecords:
         self._rows: deque[Row] = deque(maxlen=limit)
         self._append: Callable[[Row], None] = self._rows.append
         self.keep: Callable[[Row], None] = self._append  # `add` without the count, once per frame by the caller
-        self._on_next: list[Callable[[], object]] = []  # called at the next record
+        self._on_next: dict[Callable[[], object], None] = {}  # called at the next record
         self.contents = contents
         self.texts = texts or contents
         self.began = began
@@ -496,7 +496,7 @@ class CallRecords:
 
     def on_next(self, listener: Callable[[], object]) -> None:
         """Calls a listener once, when the next call is recorded; without listeners a call costs nothing more."""
-        self._on_next.append(listener)
+        self._on_next[listener] = None  # once, however often it asks before that call comes
         self.keep = self._keep_and_notify
 
     def pass_on(self, taker: Callable[[Row], object]) -> None:
@@ -514,7 +514,7 @@ class CallRecords:
     def _keep_and_notify(self, row: Row) -> None:
         self._append(row)
         self.keep = self._append
-        listeners, self._on_next = self._on_next, []
+        listeners, self._on_next = self._on_next, {}
         for listener in listeners:
             listener()
 
