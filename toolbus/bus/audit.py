@@ -229,14 +229,16 @@ class Audit:
     def _has_budget(self, act: Act, source: str) -> bool:
         """Tells whether one more line may be written; where the audit is required, each act of a source has its own."""
         with self._lock:
-            budget: Quota | None = self._refusals
-            if act not in REFUSALS:
-                if act not in OWN_ACTS or self._required:
-                    return True
-                if (budget := self._own_acts.get(source)) is None:
-                    seconds = OWN_ACTS_BURST / OWN_ACTS_PER_SECOND
-                    budget = self._own_acts[source] = Quota(OWN_ACTS_PER_SECOND, burst_seconds=seconds)
-            return budget is not None and budget.take(1, time.monotonic())[0] == 1
+            if act in REFUSALS:
+                budget = self._refusals
+            elif act not in OWN_ACTS or self._required:
+                return True
+            elif (known := self._own_acts.get(source)) is not None:
+                budget = known
+            else:
+                seconds = OWN_ACTS_BURST / OWN_ACTS_PER_SECOND
+                budget = self._own_acts[source] = Quota(OWN_ACTS_PER_SECOND, burst_seconds=seconds)
+            return budget.take(1, time.monotonic())[0] == 1
 
 
 def _fields(
