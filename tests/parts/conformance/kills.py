@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.parts.conformance.clients import environment
-from tests.parts.conformance.matrix import PROGRAMS, Bus, unbuilt
+from tests.parts.conformance.matrix import PROGRAMS, Bus, chosen
 from toolbus.sdk import Host
 
 CALLERS = 32  # calls in flight
@@ -196,14 +195,9 @@ def main() -> int:
     """Reads the command line and plays."""
     parser = argparse.ArgumentParser(description="Kill bus and plugin under the calls of each client.")
     parser.add_argument("--kills", type=int, default=10, help="how often each of the two is killed")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all by default")
-    options = parser.parse_args()
-    names = options.names or list(PROGRAMS)
-    if why := unbuilt(names):
-        parser.error(why)
-    environment()
+    options = chosen(parser)
     logging.disable(logging.WARNING)  # of the hosts here, whose buses are killed
-    wrong = asyncio.run(table(names, options.kills))
+    wrong = asyncio.run(table(options.names, options.kills))
     print(*wrong, sep="\n")
     return 1 if wrong else 0
 

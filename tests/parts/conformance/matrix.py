@@ -180,16 +180,23 @@ def unbuilt(names: Sequence[str]) -> str:
     return ""
 
 
+def chosen(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Reads a command line with names of clients, which are all by default; ends the program if one is not built."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all by default")
+    options = parser.parse_args()
+    options.names = options.names or list(PROGRAMS)
+    if why := unbuilt(options.names):
+        parser.error(why)
+    environment()
+    return options
+
+
 def main() -> int:
     """Reads the command line and plays."""
     parser = argparse.ArgumentParser(description="Have the hosts of every client call the plugins of every other.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all by default")
-    names = parser.parse_args().names or list(PROGRAMS)
-    if why := unbuilt(names):
-        parser.error(why)
-    environment()
+    options = chosen(parser)
     logging.disable(logging.WARNING)  # of the hosts here, whose buses are killed
-    broken = asyncio.run(table(names))
+    broken = asyncio.run(table(options.names))
     print(*broken, sep="\n")
     return 1 if broken else 0
 

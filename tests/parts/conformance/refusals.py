@@ -24,8 +24,7 @@ from pathlib import Path
 
 import grpc
 
-from tests.parts.conformance.clients import environment
-from tests.parts.conformance.matrix import PROGRAMS, unbuilt
+from tests.parts.conformance.matrix import PROGRAMS, chosen
 from tests.sdk.played_bus import PlayedStream, played_bus
 from tests.support.certificates import Authority, Pair, server_credentials
 
@@ -199,13 +198,8 @@ def main() -> int:
     """Reads the command line and plays."""
     parser = argparse.ArgumentParser(description="Have each client connect in ways that cannot work.")
     parser.add_argument("--show", action="store_true", help="print what the clients write")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all by default")
-    options = parser.parse_args()
-    names = options.names or list(PROGRAMS)
-    if why := unbuilt(names):
-        parser.error(why)
-    environment()
-    return 0 if asyncio.run(table(names, shown=options.show)) else 1
+    options = chosen(parser)
+    return 0 if asyncio.run(table(options.names, shown=options.show)) else 1
 
 
 if __name__ == "__main__":
