@@ -231,12 +231,12 @@ async def test_without_a_key_a_limited_number_of_streams_watch_the_bus_and_leave
 ) -> None:
     monkeypatch.setattr("toolbus.bus.streams.health.MAX_OPEN_WATCHES", 2)
     chat, request = house.keys.add("chat"), health_pb2.HealthCheckRequest()
-    async with house.channel(chat, certificate=False) as nobody, house.channel(chat) as keyed:
+    async with house.channel(chat, certificate=False) as stranger, house.channel(chat) as keyed:
         watches = []
-        for channel in (nobody, nobody, keyed, keyed):
+        for channel in (stranger, stranger, keyed, keyed):
             watches.append(health_pb2_grpc.HealthStub(channel).Watch(request))
             assert (await within(watches[-1].read())).status == health_pb2.HealthCheckResponse.SERVING
-        stub = health_pb2_grpc.HealthStub(nobody)
+        stub = health_pb2_grpc.HealthStub(stranger)
         assert await end_of(stub.Watch(request)) is grpc.StatusCode.UNAUTHENTICATED
         assert (await within(stub.Check(request))).status == health_pb2.HealthCheckResponse.SERVING
         for watch in watches:

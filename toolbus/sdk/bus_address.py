@@ -57,7 +57,7 @@ class BusAddress:
         if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal() and 0 < int(port) <= 65535):
             raise _error(text, _problem(text, target))
         if not _can_be_looked_up(host):
-            raise _error(text, "whose host is no name: each of its parts between dots has 1 to 63 characters")
+            raise _error(text, "whose host is not a name: each of its parts between dots has 1 to 63 characters")
         return cls(text, target, tls, prefix == "mtls", name)
 
     @property

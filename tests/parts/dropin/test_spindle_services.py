@@ -31,7 +31,7 @@ from toolbus.protocol.tool import MIB
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
-    """Answers with what was asked; `/to/…` redirects, `/long` without end, `/charset` in one that nobody knows."""
+    """Answers with what was asked; `/to/…` redirects, `/long` without end, `/charset` in an unknown one."""
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()

@@ -42,7 +42,7 @@ def rpc_identity() -> Identity:
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _HEALTH = "/grpc.health.v1.Health/"
-# Checks of the bus itself that are answered at once whoever asks. More wait for the turn of the host that they come
+# Checks of the bus itself that every client is answered at once. More wait for the turn of the host that they come
 # from, so that one that floods the bus delays no probe of another, but not those of peers that may use the bus.
 PROBES_PER_SECOND = 100.0
 _FOR_PROBES = (_HEALTH + "Check", _HEALTH + "Watch")

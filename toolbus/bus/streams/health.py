@@ -22,7 +22,7 @@ from toolbus.errors import Unauthenticated
 
 SERVICE = "toolbus.v1.ToolBusService"
 SOURCE_PREFIX = "toolbus.source."
-MAX_OPEN_WATCHES = 250  # of the bus itself; whoever may not use it is refused from then on
+MAX_OPEN_WATCHES = 250  # of the bus itself; beyond, clients that may not use it are refused
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Status = pb.HealthCheckResponse.ServingStatus
@@ -55,7 +55,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         self._watched: dict[str, set[asyncio.Event]] = {}  # service → the watchers that wait for its next change
 
     def is_watched(self) -> bool:
-        """Tells whether as many streams watch the bus itself as may do so whoever they are."""
+        """Tells whether as many streams watch the bus itself as may do so without a key."""
         return len(self._watched.get("", ())) >= MAX_OPEN_WATCHES
 
     def changed(self, service: str) -> None:

@@ -47,7 +47,7 @@ Read = CompiledTool | InvalidTool
 def rest_of(seconds: float, *, is_busy: bool, piece: float) -> float:
     """Returns how long an account rests after work of so many seconds, of which the longest piece took so long.
 
-    The validator gives the interpreter to nobody while it compiles one schema: own calls wait for a whole piece.
+    The validator holds the interpreter while it compiles one schema: own calls wait for a whole piece.
     """
     if not is_busy:
         return seconds / IDLE_READ_SHARE
@@ -129,7 +129,7 @@ class PeerBudgets(Budgets):
                 await asyncio.wait((working,))
             except asyncio.CancelledError:  # the thread goes on
                 await asyncio.wait((working,))
-                working.exception()  # which nobody gets
+                working.exception()  # read here, or asyncio would log it
                 raise
             finally:
                 self.share.spent(seconds)

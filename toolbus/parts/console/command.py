@@ -127,7 +127,7 @@ def _post(place: str, credential: Credential) -> dict[str, Any]:
             "name the host as the certificate of the bus does, or use the credential of that bus",
             terminal.NO_BUS,
         )
-    except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: a host that is no name
+    except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: a host that is not a name
         why = clean_line(str(error))
         terminal.fail(f"no bus at https://{place} ({why}): set its address with --bus", terminal.NO_BUS)
     connection.close()

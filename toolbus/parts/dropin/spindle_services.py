@@ -323,9 +323,7 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         for left in range(len(self._places), 0, -1):
-            seconds = (
-                max(0.1, self._until - time.monotonic()) / left
-            )  # so that one that is silent leaves time for others
+            seconds = max(0.1, self._until - time.monotonic()) / left  # a silent one leaves time for the others
             try:
                 self.sock = socket.create_connection(self._places[-left], seconds)
                 break

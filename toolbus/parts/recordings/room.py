@@ -15,7 +15,7 @@ from toolbus.parts.recordings.recording import MAX_RECORDINGS, READ_SECONDS, Rec
 from toolbus.sdk import ToolScope, llm_tool
 
 MAX_WAIT_SECONDS = 30.0
-LOOK_SECONDS = 5.0  # between two looks for recordings that nobody reads
+LOOK_SECONDS = 5.0  # between two looks for recordings that are not read
 
 
 class RecordingsRoom(Room):
@@ -30,8 +30,8 @@ class RecordingsRoom(Room):
         return [self.record_calls]
 
     async def start(self) -> None:
-        """Begins to look for recordings that nobody reads."""
-        self.repeat(LOOK_SECONDS, self._drop_unread, "looked for recordings that nobody reads")
+        """Begins to look for recordings that are not read."""
+        self.repeat(LOOK_SECONDS, self._drop_unread, "looked for recordings that are not read")
 
     async def drain(self) -> None:
         """Ends the recordings: a reader that waits would hold the shutdown up."""
