@@ -416,7 +416,11 @@ def _methods() -> list[str]:
 async def test_every_rpc_of_every_service_needs_a_key(house: House, method: str) -> None:
     chat = house.keys.add("chat")
     async with house.channel(chat, certificate=False) as channel:
-        call = channel.stream_stream(method, None, None)(iter([b"\x0a\x01x"]))  # a health check: of service x
+        call = channel.stream_stream(method, None, None)()
+        if not method.endswith(("/Invoke", "/ServerReflectionInfo")):
+            # A stream is refused at once, and grpc.aio has another status for one that ends while it writes.
+            await call.write(b"\x0a\x01x")  # a health check: of service x
+            await call.done_writing()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await within(call.read())
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
