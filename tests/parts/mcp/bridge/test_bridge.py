@@ -171,6 +171,27 @@ def test_a_new_bus_gets_the_handshake_and_the_client_a_notification_of_changed_l
     assert [each.get("id") for each in client.got if "method" not in each] == [1, 2]
 
 
+def test_a_subscription_that_a_new_bus_refuses_is_repeated_once_it_lists_the_resource() -> None:
+    client = Client()
+    bus = client.finds(OneBus(client))
+    client.begin()
+    for id, uri in ((2, "x://a"), (3, "x://b")):
+        client.say("resources/subscribe", id, uri=uri)
+        bus.say({"id": id, "result": {}})
+    client.loses(bus)
+    after = client.finds(OneBus(client))
+    first, second = after.got[-2:]
+    after.say({"id": first["id"], "error": {"code": -32002, "message": "Unknown resource"}})
+    after.say({"id": second["id"], "result": {}})
+    for _ in range(2):
+        after.say({"method": "notifications/resources/list_changed"})
+    assert after.methods[-3:] == ["resources/subscribe"] * 3
+    assert after.got[-1]["params"] == {"uri": "x://a"}
+    after.say({"id": after.got[-1]["id"], "result": {}})
+    updated = [each["params"]["uri"] for each in client.got if each.get("method") == "notifications/resources/updated"]
+    assert updated == ["x://b", "x://a"], "of what the client may have missed"
+
+
 def test_requests_and_answers_pass_unchanged_while_there_is_a_bus() -> None:
     client = Client()
     bus = client.finds(OneBus(client))

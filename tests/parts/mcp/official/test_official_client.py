@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from mcp import Client
-from mcp_types import TextContent
+from mcp_types import ResourceUpdatedNotification, TextContent
 
-from tests.parts.mcp.server.asking import Scripted
+from tests.parts.mcp.server.asking import Mounted, Scripted
+from tests.support.waiting import until
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.entry import compile_tool
+from toolbus.parts.mcp.features import features_of
 from toolbus.protocol.tool import Limits, Tool
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
@@ -103,3 +105,33 @@ async def test_the_official_client_outlives_a_bus_that_is_told_to_stop(tmp_path:
             await stack.aclose()
         finally:
             await again.stop()
+
+
+async def test_the_official_client_stays_subscribed_over_a_restart_of_the_bus(tmp_path: Path) -> None:
+    """It begins no new session by itself, not even after a 404: so the session has to go on with its subscriptions."""
+    updated: list[str] = []
+
+    async def hear(message: object) -> None:
+        if isinstance(message, ResourceUpdatedNotification):
+            updated.append(str(message.params.uri))
+
+    bus = Bus(Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0", data_dir=tmp_path))
+    await bus.start()
+    again = Bus(Config(grpc=("127.0.0.1:0",), http=bus.http_address or "", data_dir=tmp_path))
+    features_of(bus.core).add(Mounted("m", resources=["x://a"]))
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            Client(f"http://{bus.http_address}/mcp", mode="legacy", message_handler=hear, cache=None)
+        )
+        with pytest.warns(match="subscribe"):
+            await client.subscribe_resource("x://a")
+        await bus.stop()
+        await again.start()
+        stack.push_async_callback(again.stop)
+        mounted = Mounted("m", resources=["x://a"])
+        features_of(again.core).add(mounted)
+        await until(lambda: updated, "the client to open its stream again, and to hear what it may have missed")
+        mounted.listeners["x://a"][0]("x://a")
+        await until(lambda: len(updated) == 2, "an update")
+        assert updated == ["x://a", "x://a"]
+        await stack.aclose()

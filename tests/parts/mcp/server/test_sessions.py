@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts.mcp.server.asking import mcp_bench
+from tests.parts.mcp.server.asking import Mounted, mcp_bench
 from tests.parts.mcp.server.http_client import HttpClient, serving
 from tests.support.waiting import until, within
 from toolbus.bus.access.identity import LOCAL, Identity, Scopes
 from toolbus.bus.keys.seal import Sealer
+from toolbus.bus.storage.store import Store
 from toolbus.bus.web_paths import Message
 from toolbus.errors import LimitExceeded
+from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
 from toolbus.parts.mcp.server import sessions as sessions_module
 from toolbus.parts.mcp.server import subscriptions
@@ -24,8 +26,10 @@ from toolbus.parts.mcp.server.calls import ERROR_META
 from toolbus.parts.mcp.server.mcp_endpoint import lost_answer
 from toolbus.parts.mcp.server.message_stream import MAX_BYTES, MAX_EVENTS, MessageStream
 from toolbus.parts.mcp.server.sessions import (
+    CHANGED,
     IDLE_SECONDS,
     MAX_STREAMS,
+    UPDATED,
     ClientCapabilities,
     McpSession,
     Sessions,
@@ -48,46 +52,47 @@ class Clock:
         return self.now
 
 
-def test_an_id_says_what_was_agreed_on_to_the_next_bus_with_the_same_key() -> None:
+async def test_an_id_says_what_was_agreed_on_to_the_next_bus_with_the_same_key() -> None:
     id = Sessions(Sealer(KEY)).begin("2025-06-18", ABLE, PROFILE, LOCAL).id
-    session = Sessions(Sealer(KEY)).find(id, PROFILE, LOCAL)
+    session = await Sessions(Sealer(KEY)).find(id, PROFILE, LOCAL)
     assert (session.version, session.client, session.log_level) == ("2025-06-18", ABLE, "info")
 
 
-def test_an_id_is_valid_for_its_profile_and_its_key_only() -> None:
+async def test_an_id_is_valid_for_its_profile_and_its_key_only() -> None:
     sessions = Sessions(Sealer(KEY))
     id = sessions.begin("2025-06-18", ABLE, PROFILE, LOCAL).id
     for profile, identity in ((Profile(name="other"), LOCAL), (PROFILE, Identity("chat", Scopes()))):
         with pytest.raises(UnknownSession):
-            sessions.find(id, profile, identity)
+            await sessions.find(id, profile, identity)
     for other in ("", "x", id[:-1], Sessions(Sealer(b"x" * 32)).begin("2025-06-18", ABLE, PROFILE, LOCAL).id):
         with pytest.raises(UnknownSession):
-            sessions.find(other, PROFILE, LOCAL)
+            await sessions.find(other, PROFILE, LOCAL)
 
 
-def test_a_silent_session_is_forgotten_and_made_anew_when_it_speaks() -> None:
+async def test_a_silent_session_is_forgotten_and_made_anew_as_it_was_when_it_speaks() -> None:
     clock = Clock()
     sessions = Sessions(Sealer(KEY), clock)
     session = sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL)
     session.set_level("error")
+    await sessions.save(session)
     clock.now += IDLE_SECONDS + 1
     sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL)
     assert len(sessions) == 1
-    again = sessions.find(session.id, PROFILE, LOCAL)
-    assert (again is session, again.client, again.log_level) == (False, ABLE, "info")
+    again = await sessions.find(session.id, PROFILE, LOCAL)
+    assert (again is session, again.client, again.log_level) == (False, ABLE, "error")
 
 
-def test_the_session_that_was_silent_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_session_that_was_silent_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_module, "MAX_SESSIONS", 2)
     clock = Clock()
     sessions = Sessions(Sealer(KEY), clock)
     first, second = (sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL) for _ in range(2))
     clock.now += 1
-    sessions.find(first.id, PROFILE, LOCAL)
+    await sessions.find(first.id, PROFILE, LOCAL)
     sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL)
     assert len(sessions) == 2
-    assert sessions.find(first.id, PROFILE, LOCAL) is first
-    assert sessions.find(second.id, PROFILE, LOCAL) is not second
+    assert await sessions.find(first.id, PROFILE, LOCAL) is first
+    assert await sessions.find(second.id, PROFILE, LOCAL) is not second
 
 
 def test_a_session_that_runs_something_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +316,45 @@ async def test_older_clients_get_no_event_without_data() -> None:
         assert all(event.get("data") for event in stream.events)
         stream.leave()
         await within(stream.task)
+
+
+async def test_subscriptions_and_the_level_of_a_session_go_on_after_a_restart_of_the_bus(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path) as bus:
+        features_of(bus.core).add(Mounted("m", resources=["x://a", "x://b", "y://gone"]))
+        client = HttpClient(bus)
+        await client.initialize()
+        for uri in ("x://a", "x://b", "y://gone"):
+            assert (await client.ask("resources/subscribe", {"uri": uri})).result == {}
+        await client.ask("resources/unsubscribe", {"uri": "x://b"})
+        await client.ask("logging/setLevel", {"level": "error"})
+    async with serving(data_dir=tmp_path) as bus:
+        again = HttpClient(bus)
+        again.session = client.session
+        stream = again.listen()
+        missed = [(each["method"], each.get("params")) for each in await stream.told(5)]
+        assert missed[3:] == [(UPDATED, {"uri": "x://a"}), (UPDATED, {"uri": "y://gone"})]
+        mounted = Mounted("m", resources=["x://a", "x://b"])  # its server takes longer to start than the bus
+        features_of(bus.core).add(mounted)
+        assert [each.get("params") for each in (await stream.told(7))[5:]].count({"uri": "x://a"}) == 1
+        assert {uri: len(each) for uri, each in mounted.listeners.items()} == {"x://a": 1}
+        bus.core.sessions.presence.notifications.publish("tea", "", "is of level notice", "")
+        mounted.listeners["x://a"][0]("x://a")
+        assert (await stream.told(8))[-1]["params"] == {"uri": "x://a"}
+        assert (await again.send(b"", {"Mcp-Session-Id": client.session}, "DELETE").done()).status == 204
+        assert mounted.listeners == {"x://a": []}
+        assert bus.core.program.store.load(CHANGED) == {}
+
+
+async def test_the_store_has_the_changes_of_so_many_sessions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "MAX_CHANGED", 2)
+    store = Store.of(None)
+    for _ in range(2):  # of a later run of the bus too
+        sessions = Sessions(Sealer(KEY), store=store)
+        for level in ("error", "alert", "debug"):
+            session = sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL)
+            session.set_level(level)
+            await sessions.save(session)
+        assert [each["level"] for each in store.load(CHANGED).values()] == ["alert", "debug"]
 
 
 async def test_a_session_that_its_client_ended_is_unknown(tmp_path: Path) -> None:

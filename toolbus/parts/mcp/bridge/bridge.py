@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from toolbus.parts.mcp.bridge import own_answers
@@ -100,10 +101,10 @@ class OwnRequests:
                 self._pending.pop(id, None)
             raise
 
-    def repeat(self, link: Link, request: PendingRequest) -> None:
+    def repeat(self, link: Link, request: PendingRequest, take: TakeAnswer) -> None:
         """Sends a message of the client to a new bus; the client has an answer already and gets no second one."""
         if "id" in request.message:
-            self.send(link, request.method, request.params, lambda answer: None)
+            self.send(link, request.method, request.params, take)
         else:
             link.send(request.line)
 
@@ -177,6 +178,7 @@ class Bridge:
         self._own = OwnRequests()
         self._initialize: Json | None = None  # the params of the client's `initialize`; None before it
         self._repeated: dict[str, PendingRequest] = {}  # messages that each new bus gets, by subject
+        self._unlisted: list[PendingRequest] = []  # repeated subscriptions that the bus refused
         self._acknowledged: set[str] = set()  # keys of `subscriptions/listen` that the client has an acknowledgement of
         self._swallow: set[str] = set()  # keys of those whose next acknowledgement is a duplicate
         self._known: dict[str, Json] = {}  # the last results of handshakes, by method
@@ -396,6 +398,8 @@ class Bridge:
         if "method" in message:
             if self._is_swallowed(message):
                 return
+            if message["method"] == "notifications/resources/list_changed":
+                self._subscribe_again()
         elif self._own.answered(message):
             return
         elif id is None and "error" in message:
@@ -454,8 +458,9 @@ class Bridge:
                 if "result" in answer:
                     self._known["initialize"] = answer["result"]
             with self._lock:
+                self._unlisted.clear()
                 for request in self._repeated.values():
-                    self._own.repeat(link, request)
+                    self._own.repeat(link, request, partial(self._was_repeated, request))
                 listens = [request for id, request in self._requests.items() if self._is_open_listen(id)]
                 self._swallow |= {each.key for each in listens} & self._acknowledged
                 for request in listens:
@@ -473,6 +478,26 @@ class Bridge:
             self._notify_changes(listens)
         for request in waiting:
             self._pass_on(request)
+
+    def _was_repeated(self, request: PendingRequest, answer: Json) -> None:
+        """Notifies the client that a resource may have changed before its subscription was repeated."""
+        if request.method != "resources/subscribe":
+            return
+        if "error" in answer:
+            self._unlisted.append(request)
+        else:
+            self._reply({"method": "notifications/resources/updated", "params": {"uri": request.params.get("uri")}})
+
+    def _subscribe_again(self) -> None:
+        """Repeats the subscriptions that the bus refused before a mount listed their resources."""
+        with self._lock:
+            link, refused, self._unlisted = self._link, self._unlisted, []
+            wanted = [each for each in refused if each in self._repeated.values()]
+        if link is None:
+            return
+        with suppress(OSError):  # the next bus gets them all
+            for request in wanted:
+                self._own.repeat(link, request, partial(self._was_repeated, request))
 
     def _notify_changes(self, listens: Iterable[PendingRequest]) -> None:
         """Notifies the client that lists may have changed."""

@@ -19,7 +19,7 @@ from toolbus.parts.mcp.server.input import NOT_BOUND, NotAnswered, Questions, ru
 from toolbus.parts.mcp.server.mcp_listing import TTL_MS, Pages, open_cursor, seal_cursor
 from toolbus.parts.mcp.server.mcp_request import McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
-from toolbus.parts.mcp.server.subscriptions import MAX_WATCHED
+from toolbus.parts.mcp.server.subscriptions import MAX_WATCHED, MAX_WATCHED_TEXT
 from toolbus.protocol.input_requests import InvalidInput, check_requests
 from toolbus.protocol.limits import Limits
 
@@ -95,28 +95,26 @@ async def complete(server: McpServer, request: McpRequest) -> bytes:
 async def subscribe(server: McpServer, request: McpRequest) -> bytes:
     """Notifies a legacy session of each update of a resource."""
     session, uri = request.session, request.text("uri")
-    if session is not None and uri not in session.subscriptions:
-        if len(session.subscriptions) >= MAX_WATCHED:
+    if session is not None and session.subscriptions.get(uri) is None:
+        text = sum(map(len, session.subscriptions)) + len(uri)
+        if len(session.subscriptions) >= MAX_WATCHED or text > MAX_WATCHED_TEXT:
             full = f"this would be more than {MAX_WATCHED} subscriptions (limit mcp_watched): end some of them"
             raise RpcError(McpCode.INVALID_PARAMS, full)
-        end = server.subscriptions.watch_resource(
-            request.profile,
-            request.identity,
-            uri,
-            lambda updated: session.notify("notifications/resources/updated", {"uri": updated}),
-        )
-        if end is None:
+        if not server.subscriptions.subscribe(session, uri):
             raise unknown_resource(request, uri)
-        session.subscriptions[uri] = end
+        await server.sessions.save(session)
     return request.complete({})
 
 
 async def unsubscribe(server: McpServer, request: McpRequest) -> bytes:
     """Ends a subscription; an unknown one is ignored."""
     session = request.session
-    end = session.subscriptions.pop(request.text("uri"), None) if session is not None else None
-    if end is not None:
-        end()
+    uri = request.text("uri")
+    if session is not None and uri in session.subscriptions:
+        end = session.subscriptions.pop(uri)
+        if end is not None:
+            end()
+        await server.sessions.save(session)
     return request.complete({})
 
 

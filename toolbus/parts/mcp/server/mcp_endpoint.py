@@ -133,7 +133,9 @@ class McpEndpoint:
                 case "GET":
                     await self._listen(profile, identity, headers, receive, send)
                 case "DELETE":
-                    self._server.sessions.end(self._session(profile, identity, headers))
+                    session = await self._session(profile, identity, headers)
+                    self._server.sessions.end(session)
+                    await self._server.sessions.save(session)
                     await _respond(send, 204, b"")
                 case _:
                     raise RefusedRequest(405, f"the methods of this endpoint are {', '.join(METHODS)}", allow=METHODS)
@@ -155,7 +157,7 @@ class McpEndpoint:
             raise RefusedRequest(404, f"there is no profile {quote(name)}: the configuration has them at mcp.profiles")
         return profile
 
-    def _session(self, profile: Profile, identity: Identity, headers: Mapping[str, str]) -> McpSession:
+    async def _session(self, profile: Profile, identity: Identity, headers: Mapping[str, str]) -> McpSession:
         """Returns the session that a request names.
 
         Raises:
@@ -169,7 +171,7 @@ class McpEndpoint:
         id = headers.get("mcp-session-id")
         if id is None:
             raise RefusedRequest(400, "Mcp-Session-Id is missing: send the one that the answer to initialize had")
-        return self._server.sessions.find(id, profile, identity)
+        return await self._server.sessions.find(id, profile, identity)
 
     # -- POST ----------------------------------------------------------------------------------------------------
 
@@ -187,10 +189,10 @@ class McpEndpoint:
         session = None
         version = headers.get("mcp-protocol-version")
         if message.method != "initialize" and "mcp-session-id" in headers:
-            session = self._session(profile, identity, headers)
+            session = await self._session(profile, identity, headers)
         if not message.is_request:
             if session is None and (version is None or version in LEGACY_VERSIONS):
-                self._session(profile, identity, headers)  # refuses
+                await self._session(profile, identity, headers)  # refuses
             self._server.notice(message, session)
             await _respond(send, _ACCEPTED, b"")
             return
@@ -203,7 +205,7 @@ class McpEndpoint:
             if request.modern:
                 _check_headers(request, headers)
             elif session is None and message.method != "initialize":
-                self._session(profile, identity, headers)  # refuses
+                await self._session(profile, identity, headers)  # refuses
         except RpcError as error:
             refusal = jsonrpc.refusal(message.id, error)  # type: ignore[arg-type]  # a request has an id
             await _respond(send, jsonrpc.HTTP_STATUS.get(error.code, 400), refusal)
@@ -218,7 +220,7 @@ class McpEndpoint:
         """Opens the standing stream of a session, or resumes a stream."""
         if "text/event-stream" not in headers.get("accept", ""):
             raise RefusedRequest(406, "GET opens a stream: send Accept: text/event-stream")
-        session = self._session(profile, identity, headers)
+        session = await self._session(profile, identity, headers)
         stream, after = self._resumed(session, headers.get("last-event-id"))
         polled = session.version >= POLLED_SINCE
         writing = stream.write(send, after=after, ping_seconds=self._timings.ping_seconds, primed=polled)

@@ -42,7 +42,7 @@ from toolbus.parts.mcp.server.input import NotAnswered, Questions, run_with_inpu
 from toolbus.parts.mcp.server.mcp_listing import TTL_MS, declare, page_of
 from toolbus.parts.mcp.server.mcp_request import CallParams, McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
-from toolbus.parts.mcp.server.sessions import ClientCapabilities, McpSession
+from toolbus.parts.mcp.server.sessions import UPDATED, ClientCapabilities, McpSession
 from toolbus.parts.mcp.server.subscriptions import MAX_WATCHED, Json, Listener, Notify
 from toolbus.parts.tasks import HomeAway, Status, Task, owner_of
 from toolbus.protocol.input_requests import InvalidInput, read_requests
@@ -241,7 +241,7 @@ async def listen(server: McpServer, request: McpRequest) -> bytes:
 
 def _watch(server: McpServer, request: McpRequest, uri: str, notify: Notify, ends: list[Callable[[], object]]) -> bool:
     def updated(uri: str) -> None:
-        notify("notifications/resources/updated", {"uri": uri})
+        notify(UPDATED, {"uri": uri})
 
     end = server.subscriptions.watch_resource(request.profile, request.identity, uri, updated)
     if end is not None:
@@ -494,6 +494,7 @@ async def set_level(server: McpServer, request: McpRequest) -> bytes:
     """Sets the lowest level of log messages for a session."""
     if request.session is not None:
         request.session.set_level(request.text("level"))
+        await server.sessions.save(request.session)
     return b"{}"
 
 

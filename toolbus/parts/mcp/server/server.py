@@ -118,8 +118,8 @@ class McpServer:
         self.returning = Returning(core, self.names, self.listings)
         self.calls = Calls(core)
         self.features = FeatureView(features_of(core), core.catalog.policy, self.names)
-        self.sessions = Sessions(self.sealer)
         self.subscriptions = Subscriptions(core, self.listings, self.features)
+        self.sessions = Sessions(self.sealer, store=core.program.store, on_restore=self.subscriptions.resume)
         self._clients: NewestCache[bytes, ClientCapabilities] = NewestCache(MAX_CLIENTS)
         self._saving = asyncio.Lock()  # held while new names are persisted
         core.signals.on_close.append(self._end_listening)

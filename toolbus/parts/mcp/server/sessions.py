@@ -1,13 +1,16 @@
 """Holds the sessions of legacy clients: their streams, log level and questions.
 
-The id of a session is sealed and contains the result of the handshake, so a restart of the bus ends no session. Its
-other parts are created again at the client's next request after a restart or a long silence.
+The id of a session is sealed and contains the result of the handshake, so a restart of the bus ends no session. What
+its client has changed since (its subscriptions, and the level of its log) is in the store. Its other parts are created
+again at the client's next request after a restart or a long silence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
+import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -19,14 +22,17 @@ import msgspec
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.keys.seal import BrokenSeal, Sealer
+from toolbus.bus.storage.store import Kind, Store, WriteFailed
 from toolbus.common.newest import NewestCache
-from toolbus.errors import LimitExceeded
+from toolbus.errors import LimitExceeded, SetupError
 from toolbus.parts.mcp.messages import jsonrpc
 from toolbus.parts.mcp.messages.eras import LIST_CHANGES
 from toolbus.parts.mcp.messages.jsonrpc import JsonId, JsonRpcMessage, McpCode, RpcError
 from toolbus.parts.mcp.server.message_stream import MessageStream
 from toolbus.parts.mcp.settings import Profile
 from toolbus.protocol.limits import MIB
+
+log = logging.getLogger("toolbus.mcp")
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
 SAMPLING_TOOLS = "sampling.tools"  # accepted by clients whose model may be given tools
@@ -100,10 +106,15 @@ MAX_SESSIONS = 1_000
 MAX_STREAMS = 64  # of one session
 MAX_STORED_BYTES = 4 * MIB  # of closed streams of one session, for clients that resume them
 MAX_ENDED = 10_000  # stored ids of sessions that clients have ended
+CHANGED = Kind(  # by the digest of a session's id: its level, and the URIs that it subscribes to
+    "mcp_sessions", needed=False, without="start without the subscriptions of MCP clients", shared="results"
+)
+MAX_CHANGED = 1_000  # stored sessions of one bus; the one that was changed first makes room
 IDLE_SECONDS = 1_800.0
 ASK_SECONDS = 300.0  # how long a client and its user may take for an answer
 PURPOSE = "session"  # of a sealed id
 DEFAULT_LEVEL = "info"
+UPDATED = "notifications/resources/updated"
 STANDING = "s"  # prefix of the ids of standing streams, which belong to no request
 
 FollowChanges = Callable[["McpSession"], Callable[[], None]]
@@ -123,7 +134,9 @@ class McpSession:
         log_level: the lowest level of log messages that it gets.
         running: the tasks that answer its requests.
         is_restored: whether the client needs a notification of all lists, after a restart or a long silence.
-        subscriptions: functions that end its subscriptions to resources, by URI.
+        subscriptions: functions that end its subscriptions to resources, by URI; None where no mount has listed the
+            resource since a restart of the bus.
+        is_stored: whether the store has its level and subscriptions.
     """
 
     def __init__(self, id: str, version: str, client: ClientCapabilities, profile: Profile, identity: Identity) -> None:
@@ -134,8 +147,8 @@ class McpSession:
         self.identity = identity
         self.log_level: str = DEFAULT_LEVEL
         self.running = RunningRequests()
-        self.subscriptions: dict[str, Callable[[], None]] = {}
-        self.is_restored = False
+        self.subscriptions: dict[str, Callable[[], None] | None] = {}
+        self.is_restored = self.is_stored = False
         self.used_at = time.monotonic()
         self._streams: OrderedDict[str, MessageStream] = OrderedDict()
         self._standing: Channel | None = None  # for messages that belong to no request; None until the client opens it
@@ -150,6 +163,13 @@ class McpSession:
     def is_idle(self) -> bool:
         """Whether no request runs and no stream is open."""
         return not self.running and not self._pending and not any(stream.writing for stream in self._streams.values())
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What its client has changed since the handshake; empty if nothing."""
+        if not self.subscriptions and self.log_level == DEFAULT_LEVEL:
+            return {}
+        return {"level": self.log_level, "subscriptions": list(self.subscriptions)}
 
     def set_level(self, level: str) -> None:
         """Sets the lowest level of log messages.
@@ -213,6 +233,8 @@ class McpSession:
             self.is_restored = False
             for kind in LIST_CHANGES:
                 channel.send(jsonrpc.notification(f"notifications/{kind}/list_changed"))
+            for uri in self.subscriptions:
+                channel.send(jsonrpc.notification(UPDATED, {"uri": uri}))
 
     def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Sends a notification on the standing stream; drops it if the client has opened none."""
@@ -253,7 +275,7 @@ class McpSession:
     def end(self) -> None:
         """Ends its requests, streams and subscriptions."""
         self.end_standing()
-        for end in self.subscriptions.values():
+        for end in filter(None, self.subscriptions.values()):
             end()
         self.subscriptions.clear()
         for stream in self._streams.values():
@@ -265,11 +287,26 @@ CANCELLED = "the client cancelled the request"
 
 
 class Sessions:
-    """The sessions of a bus over HTTP."""
+    """The sessions of a bus over HTTP.
 
-    def __init__(self, sealer: Sealer, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        store: has what clients change.
+        on_restore: gets a session that is made anew, with its subscriptions.
+    """
+
+    def __init__(
+        self,
+        sealer: Sealer,
+        clock: Callable[[], float] = time.monotonic,
+        store: Store | None = None,
+        on_restore: Callable[[McpSession], object] = lambda session: None,
+    ) -> None:
         self._sealer = sealer
         self._clock = clock
+        self._store = store or Store.of(None)
+        self._on_restore = on_restore
+        self._stored: list[str] | None = None  # keys of rows, the oldest first; None before the first change
+        self._saving = asyncio.Lock()  # changes are written in their order
         self._open: OrderedDict[str, McpSession] = OrderedDict()  # by id, the one used last at the end
         self._ended: NewestCache[str, None] = NewestCache(MAX_ENDED)  # ids that clients have ended
 
@@ -289,7 +326,7 @@ class Sessions:
         id = self._sealer.seal(msgspec.json.encode(content), PURPOSE, profile.name, identity.name)
         return self._add(McpSession(id, version, client, profile, identity))
 
-    def find(self, id: str, profile: Profile, identity: Identity) -> McpSession:
+    async def find(self, id: str, profile: Profile, identity: Identity) -> McpSession:
         """Returns the session of an id, which an earlier run of the bus may have issued.
 
         Raises:
@@ -298,7 +335,7 @@ class Sessions:
         """
         session = self._open.get(id)
         if session is None or session.profile is not profile or session.identity.name != identity.name:
-            session = self._restore(id, profile, identity)
+            session = await self._restore(id, profile, identity)
         session.identity = identity  # its scopes may have changed
         session.used_at = self._clock()
         self._open.move_to_end(id)
@@ -310,6 +347,18 @@ class Sessions:
         self._open.pop(session.id, None)
         session.end()
 
+    async def save(self, session: McpSession) -> None:
+        """Persists what the client of a session has changed; of an ended session nothing is left."""
+        async with self._saving:
+            changes = {} if session.id in self._ended else session.changes
+            if not session.id or not (changes or session.is_stored):
+                return
+            session.is_stored = bool(changes)
+            try:
+                await asyncio.to_thread(self._write, _key(session.id), changes)
+            except (WriteFailed, SetupError) as error:
+                log.warning("changes of an MCP session end with this bus, since they could not be stored: %s", error)
+
     def end_standing(self) -> None:
         for session in self._open.values():
             session.end_standing()
@@ -320,18 +369,36 @@ class Sessions:
             session.end()
         self._open.clear()
 
-    def _restore(self, id: str, profile: Profile, identity: Identity) -> McpSession:
-        if id in self._ended:
-            raise UnknownSession("this session has ended: initialize again")
+    async def _restore(self, id: str, profile: Profile, identity: Identity) -> McpSession:
         try:
             content = self._sealer.open(id, PURPOSE, profile.name, identity.name)
         except BrokenSeal as broken:
             raise UnknownSession(f"Mcp-Session-Id: {broken}; initialize again") from None
         version, accepts, extensions, _ = msgspec.json.decode(content)
         client = ClientCapabilities(frozenset(accepts), frozenset(extensions))
+        try:
+            changes = await asyncio.to_thread(self._store.get, CHANGED, _key(id))
+        except SetupError as error:
+            changes = None
+            log.warning("the subscriptions of an MCP session are lost: %s", error)
+        if id in self._ended:
+            raise UnknownSession("this session has ended: initialize again")
+        if (restored := self._open.get(id)) is not None:  # by another request meanwhile
+            return restored
         session = self._add(McpSession(id, version, client, profile, identity))
         session.is_restored = True
+        if changes:
+            session.is_stored, session.log_level = True, changes["level"]
+            session.subscriptions = dict.fromkeys(changes["subscriptions"])
+            self._on_restore(session)
         return session
+
+    def _write(self, key: str, changes: Mapping[str, Any]) -> None:
+        stored = self._stored if self._stored is not None else list(self._store.load(CHANGED))
+        others = [each for each in stored if each != key]
+        oldest = others[: max(0, len(others) + 1 - MAX_CHANGED)]
+        self._store.write(CHANGED, {key: changes} if changes else {}, [key, *oldest])
+        self._stored = [*others[len(oldest) :], *([key] if changes else ())]
 
     def _add(self, session: McpSession) -> McpSession:
         now = self._clock()
@@ -346,3 +413,7 @@ class Sessions:
         session.used_at = now
         self._open[session.id] = session
         return session
+
+
+def _key(id: str) -> str:
+    return hashlib.sha256(id.encode()).hexdigest()[:32]  # who reads the store learns no id

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import json
 import logging
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,7 +23,7 @@ from toolbus.parts.mcp.features import FeatureProvider, features_of
 from toolbus.parts.mcp.messages.eras import LIST_CHANGES
 from toolbus.parts.mcp.server.feature_view import FeatureView
 from toolbus.parts.mcp.server.mcp_listing import Listings
-from toolbus.parts.mcp.server.sessions import McpSession, reaches
+from toolbus.parts.mcp.server.sessions import UPDATED, McpSession, reaches
 from toolbus.parts.mcp.settings import Profile
 from toolbus.sdk.notification import wants_of
 
@@ -32,6 +33,7 @@ COALESCE_SECONDS = 0.02
 NOTIFICATION_LEVEL = "notice"  # of what plugins say to users; clients get "info" and above unless they say otherwise
 MAX_LISTENERS = 1_000
 MAX_WATCHED = 1_000  # resources, or tasks, of one listener
+MAX_WATCHED_TEXT = 256 * 1024  # characters of the URIs of a session
 
 Json = dict[str, Any]
 Notify = Callable[[str, Json], None]
@@ -91,6 +93,7 @@ class Subscriptions:
         self._features = features
         self._listeners: dict[Listener, None] = {}
         self._watched: dict[tuple[str, str], _Watched] = {}  # by source and URI
+        self._resumed: weakref.WeakSet[McpSession] = weakref.WeakSet()  # with subscriptions to unlisted resources
         self._timer: asyncio.TimerHandle | None = None  # None while nothing changed
         self._dirty: set[str] = set()  # the lists that may have changed
         self._all_features = features_of(core)
@@ -134,6 +137,27 @@ class Subscriptions:
 
         return end
 
+    def subscribe(self, session: McpSession, uri: str) -> bool:
+        """Notifies a legacy session of each update of a resource; returns False if the resource is unknown."""
+        end = self.watch_resource(
+            session.profile, session.identity, uri, lambda updated: session.notify(UPDATED, {"uri": updated})
+        )
+        if end is not None:
+            session.subscriptions[uri] = end
+        return end is not None
+
+    def resume(self, session: McpSession) -> None:
+        """Goes on with the subscriptions of a session after a restart, each as soon as a mount has its resource."""
+        waiting = [uri for uri, end in session.subscriptions.items() if end is None]
+        found = [uri for uri in waiting if self.subscribe(session, uri)]
+        if not session.is_restored:  # else it gets notifications of all
+            for uri in found:
+                session.notify(UPDATED, {"uri": uri})
+        if found == waiting:
+            self._resumed.discard(session)
+        else:
+            self._resumed.add(session)
+
     def watch_resource(
         self, profile: Profile, identity: Identity, uri: str, on_update: Callable[[str], object]
     ) -> Callable[[], None] | None:
@@ -172,7 +196,7 @@ class Subscriptions:
             for (source, _), watched in list(self._watched.items()):
                 watched.watch(providers.get(source))
         # While the bus shuts down, its tools leave to come back: clients that list then would find no bus.
-        if not self._listeners or self._core.sessions.presence.draining:
+        if not (self._listeners or self._resumed) or self._core.sessions.presence.draining:
             return
         self._dirty.add(kind)
         if self._timer is None:
@@ -181,6 +205,8 @@ class Subscriptions:
     def _notify_changes(self) -> None:
         """Notifies each listener whose own list has changed."""
         dirty, self._dirty, self._timer = self._dirty, set(), None
+        for session in list(self._resumed) if "resources" in dirty else ():
+            self.resume(session)
         digests: dict[_Seen, bytes] = {}
         for listener in list(self._listeners):
             for kind in dirty.intersection(listener.digests):
