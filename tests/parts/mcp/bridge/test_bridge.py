@@ -171,6 +171,20 @@ def test_a_new_bus_gets_the_handshake_and_the_client_a_notification_of_changed_l
     assert [each.get("id") for each in client.got if "method" not in each] == [1, 2]
 
 
+def test_a_client_that_shakes_hands_while_the_bridge_connects_has_a_session() -> None:
+    client = Client()
+
+    class Slow(OneBus):
+        def say(self, message: Json) -> None:
+            if len(self.got) == 1:  # the answer to the first message, which is no handshake yet
+                client.begin()
+            super().say(message)
+
+    bus = client.finds(Slow(client))
+    client.say("tools/list", 2)
+    assert bus.methods == ["initialize", "notifications/initialized", "tools/list"]
+
+
 def test_a_subscription_that_a_new_bus_refuses_is_repeated_once_it_lists_the_resource() -> None:
     client = Client()
     bus = client.finds(OneBus(client))

@@ -101,13 +101,6 @@ class OwnRequests:
                 self._pending.pop(id, None)
             raise
 
-    def repeat(self, link: Link, request: PendingRequest, take: TakeAnswer) -> None:
-        """Sends a message of the client to a new bus; the client has an answer already and gets no second one."""
-        if "id" in request.message:
-            self.send(link, request.method, request.params, take)
-        else:
-            link.send(request.line)
-
     def ask(self, link: Link, method: str, params: Json) -> Json:
         """Sends a request and returns its answer.
 
@@ -147,6 +140,55 @@ class OwnRequests:
         return bool(pending)
 
 
+class Repeated:
+    """The messages of a client that each new bus gets again: they settle its session and its subscriptions.
+
+    Args:
+        notify: sends the client a notification.
+    """
+
+    def __init__(self, own: OwnRequests, notify: Callable[[Json], None]) -> None:
+        self._own = own
+        self._notify = notify
+        self._requests: dict[str, PendingRequest] = {}  # by subject
+        self._unlisted: list[PendingRequest] = []  # subscriptions that the bus refused: no mount lists the resource yet
+
+    def remember(self, request: PendingRequest) -> None:
+        uri = request.params.get("uri")
+        match request.method:
+            case "notifications/initialized" | "logging/setLevel" as method:
+                self._requests[method] = request
+            case "resources/subscribe":
+                self._requests[f"resource {uri}"] = request
+            case "resources/unsubscribe":
+                self._requests.pop(f"resource {uri}", None)
+
+    def send(self, link: Link) -> None:
+        """Sends all to a new bus."""
+        self._unlisted = []
+        self._send(link, self._requests.values())
+
+    def resources_changed(self, link: Link) -> None:
+        """Sends the subscriptions again that the bus refused."""
+        refused, self._unlisted = self._unlisted, []
+        self._send(link, [each for each in refused if each in self._requests.values()])
+
+    def _send(self, link: Link, requests: Iterable[PendingRequest]) -> None:
+        for each in requests:
+            if "id" in each.message:  # the client has an answer already, and gets no second one
+                self._own.send(link, each.method, each.params, partial(self._answered, each))
+            else:
+                link.send(each.line)
+
+    def _answered(self, request: PendingRequest, answer: Json) -> None:
+        if request.method != "resources/subscribe":
+            return
+        if "error" in answer:
+            self._unlisted.append(request)
+        else:  # it may have been updated before
+            self._notify({"method": "notifications/resources/updated", "params": {"uri": request.params.get("uri")}})
+
+
 class Bridge:
     """One client and its connection to a bus.
 
@@ -177,8 +219,7 @@ class Bridge:
         self._waiting: list[PendingRequest] = []  # those that wait for a bus
         self._own = OwnRequests()
         self._initialize: Json | None = None  # the params of the client's `initialize`; None before it
-        self._repeated: dict[str, PendingRequest] = {}  # messages that each new bus gets, by subject
-        self._unlisted: list[PendingRequest] = []  # repeated subscriptions that the bus refused
+        self._repeated = Repeated(self._own, self._reply)
         self._acknowledged: set[str] = set()  # keys of `subscriptions/listen` that the client has an acknowledgement of
         self._swallow: set[str] = set()  # keys of those whose next acknowledgement is a duplicate
         self._known: dict[str, Json] = {}  # the last results of handshakes, by method
@@ -228,9 +269,9 @@ class Bridge:
             if method == "initialize":
                 self._initialize = params
             link = self._link
-        if link is None:
-            answer(None)
-            return
+            if link is None:  # answered before the thread that connects can go on, which then sends this handshake
+                answer(None)
+                return
         try:
             self._own.send(link, method, params, answer)
         except OSError as error:
@@ -243,23 +284,16 @@ class Bridge:
 
     def _remember(self, request: PendingRequest) -> None:
         """Stores a message that later buses must get too; forgets what it ends or cancels."""
-        params = request.params
         with self._lock:
-            match request.method:
-                case "notifications/initialized" | "logging/setLevel" as method:
-                    self._repeated[method] = request
-                case "resources/subscribe":
-                    self._repeated[f"resource {params.get('uri')}"] = request
-                case "resources/unsubscribe":
-                    self._repeated.pop(f"resource {params.get('uri')}", None)
-                case "notifications/cancelled":
-                    id = json.dumps(params.get("requestId"))
-                    former = self._requests.pop(id, None)
-                    if former is not None and former.link is not None and former.link is not self._link:
-                        with suppress(OSError):
-                            former.link.send(request.line)
-                    self._acknowledged.discard(id)
-                    self._waiting = [each for each in self._waiting if each.key != id]
+            self._repeated.remember(request)
+            if request.method == "notifications/cancelled":
+                id = json.dumps(request.params.get("requestId"))
+                former = self._requests.pop(id, None)
+                if former is not None and former.link is not None and former.link is not self._link:
+                    with suppress(OSError):
+                        former.link.send(request.line)
+                self._acknowledged.discard(id)
+                self._waiting = [each for each in self._waiting if each.key != id]
 
     def _pass_on(self, request: PendingRequest) -> None:
         with self._lock:
@@ -399,7 +433,9 @@ class Bridge:
             if self._is_swallowed(message):
                 return
             if message["method"] == "notifications/resources/list_changed":
-                self._subscribe_again()
+                with self._lock, suppress(OSError):  # the next bus gets them all
+                    if self._link is not None:
+                        self._repeated.resources_changed(self._link)
         elif self._own.answered(message):
             return
         elif id is None and "error" in message:
@@ -453,23 +489,17 @@ class Bridge:
             attached = self._own.ask(link, ATTACH, {"profile": self._profile})
             if "error" in attached:
                 raise NoBus(f"the bus at {link.where} refuses: {attached['error'].get('message')}")
-            if self._initialize is not None:
-                answer = self._own.ask(link, "initialize", self._initialize)
-                if "result" in answer:
-                    self._known["initialize"] = answer["result"]
-            with self._lock:
-                self._unlisted.clear()
-                for request in self._repeated.values():
-                    self._own.repeat(link, request, partial(self._was_repeated, request))
-                listens = [request for id, request in self._requests.items() if self._is_open_listen(id)]
-                self._swallow |= {each.key for each in listens} & self._acknowledged
-                for request in listens:
-                    request.link = link
-                    link.send(request.line)
-                waiting, self._waiting = self._waiting, []
-                self._link = link
-                lists_changed = self._offline or self._lost_at is not None
-                self._offline = False
+            settled: Json | None = None  # the handshake that this bus has
+            while True:
+                if (initialize := self._initialize) is not settled:
+                    answer = self._own.ask(link, "initialize", initialize or {})
+                    if "result" in answer:
+                        self._known["initialize"] = answer["result"]
+                    settled = initialize
+                with self._lock:
+                    if self._initialize is settled:  # else the client has shaken hands meanwhile
+                        listens, waiting, lists_changed = self._begin(link)
+                        break
         except (OSError, NoBus) as error:
             link.close()
             raise error if isinstance(error, NoBus) else NoBus(f"{link.where}: {error}") from None
@@ -479,25 +509,19 @@ class Bridge:
         for request in waiting:
             self._pass_on(request)
 
-    def _was_repeated(self, request: PendingRequest, answer: Json) -> None:
-        """Notifies the client that a resource may have changed before its subscription was repeated."""
-        if request.method != "resources/subscribe":
-            return
-        if "error" in answer:
-            self._unlisted.append(request)
-        else:
-            self._reply({"method": "notifications/resources/updated", "params": {"uri": request.params.get("uri")}})
-
-    def _subscribe_again(self) -> None:
-        """Repeats the subscriptions that the bus refused before a mount listed their resources."""
-        with self._lock:
-            link, refused, self._unlisted = self._link, self._unlisted, []
-            wanted = [each for each in refused if each in self._repeated.values()]
-        if link is None:
-            return
-        with suppress(OSError):  # the next bus gets them all
-            for request in wanted:
-                self._own.repeat(link, request, partial(self._was_repeated, request))
+    def _begin(self, link: Link) -> tuple[list[PendingRequest], list[PendingRequest], bool]:
+        """Makes a connection the current one; returns open listens, waiting requests, and whether lists may differ."""
+        self._repeated.send(link)
+        listens = [request for id, request in self._requests.items() if self._is_open_listen(id)]
+        self._swallow |= {each.key for each in listens} & self._acknowledged
+        for request in listens:
+            request.link = link
+            link.send(request.line)
+        waiting, self._waiting = self._waiting, []
+        self._link = link
+        lists_changed = self._offline or self._lost_at is not None
+        self._offline = False
+        return listens, waiting, lists_changed
 
     def _notify_changes(self, listens: Iterable[PendingRequest]) -> None:
         """Notifies the client that lists may have changed."""
