@@ -25,6 +25,8 @@ PENDING: dict[object, threading.Event] = {}  # calls that sleep, by id; set when
 ANSWERS: dict[object, "list[object]"] = {}  # of the client, by the id of our request
 TASKS: dict[str, float] = {}  # when a task is done
 RESOURCE, TEXT = "test://note", {"value": "first"}
+CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+DECLARED: dict[str, object] = {}  # by the client of a session
 CANCELLED: list[object] = []  # calls that were
 SUBSCRIBED: list[object] = []  # ids of listens; None for a legacy subscription
 
@@ -125,7 +127,11 @@ def call(request: object, params: dict[str, Any]) -> None:
     elif name == "cancelled":
         return send(id=request, result=text(len(CANCELLED)))
     elif name == "ask":
+        if said == "declared":
+            meta = params.get("_meta") or {}
+            return send(id=request, result=text(json.dumps(meta.get(CAPABILITIES, DECLARED))))
         question = {"mode": "form", "message": "Who?", "requestedSchema": {"type": "object", "properties": {}}}
+        question |= given.get("more", {})
         modern = MODERN and VERSION in str(params.get("_meta"))
         if modern and said == "sdk":  # as the official SDK for Python, whose tools can ask in the older era only
             why = "Cannot send 'elicitation/create': this transport context has no back-channel for server-initiated "
@@ -164,6 +170,7 @@ def take(message: dict[str, Any]) -> None:
     elif request is None or "mute" in SWITCHES:
         return
     elif method == "initialize" and LEGACY:
+        DECLARED.update(params["capabilities"])
         able = {"tools": {"listChanged": True}, "prompts": {}, "resources": {"subscribe": True}, "completions": {}}
         info = {"name": "small", "version": "1"}
         begun = {"protocolVersion": "2025-11-25", "capabilities": able, "serverInfo": info}

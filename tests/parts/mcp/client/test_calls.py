@@ -30,6 +30,9 @@ from toolbus.parts.mcp.messages.jsonrpc import RpcError
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
+WITHOUT = ("sampling",)
+WITH = (*WITHOUT, "sampling.tools")
+
 
 class TestQuestions:
     """Servers that ask in the middle of a call."""
@@ -78,6 +81,22 @@ class TestQuestions:
         for method in ("sampling/createMessage", "roots/list"):
             refused = await self.call(house, {"text": method}, accepts=["elicitation.form"])
             assert "does not accept" in refused.unwrap()
+
+    @ERAS
+    async def test_a_server_may_give_tools_to_the_model_of_a_caller_that_accepts_it(
+        self, house: House, era: str
+    ) -> None:
+        await house.live(era)
+        answers = {
+            accepts: await self.call(house, {"text": "declared"}, accepts=accepts) for accepts in (WITH, WITHOUT)
+        }
+        declared = [json.loads(answer.unwrap()).get("sampling") for answer in answers.values()]
+        assert declared == [{"tools": {}}, {"tools": {}} if era == "legacy" else {}]
+        if era == "legacy":  # it declares once what some callers refuse
+            asking = {"text": "sampling/createMessage", "more": {"messages": [], "maxTokens": 1, "tools": []}}
+            assert "does not accept sampling.tools" in (await self.call(house, asking, accepts=WITHOUT)).unwrap()
+            ((_, question),) = json.loads((await self.call(house, asking, accepts=WITH)).input_requests_json).items()
+            assert question["params"]["tools"] == []
 
     async def test_a_parked_call_goes_on_for_nobody_else(self, house: House) -> None:
         await house.live()

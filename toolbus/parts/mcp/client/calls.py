@@ -35,10 +35,11 @@ from toolbus.parts.mcp.client.connection import FEATURE_METHODS, LEGACY_ACCEPTS,
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin
 from toolbus.parts.mcp.messages import content
+from toolbus.parts.mcp.messages.eras import SAMPLING_TOOLS, gives_tools
 from toolbus.parts.mcp.messages.headers import param_headers
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.protocol.input_requests import need_of
-from toolbus.protocol.questions import ACCEPTED_BY, ELICITATION
+from toolbus.protocol.questions import ACCEPTED_BY, ELICITATION, SAMPLING
 from toolbus.protocol.tool import CallError, Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -430,6 +431,8 @@ class MountHandler:
         """
         asks = incoming.method == ELICITATION or incoming.method in ACCEPTED_BY
         needs = need_of({"method": incoming.method, "params": incoming.params}) if asks else ""
+        if incoming.method == SAMPLING and gives_tools(incoming.params):
+            needs = SAMPLING_TOOLS
         sent = self._call_of(incoming) if needs else None
         code, why = McpCode.INVALID_REQUEST, ""
         if not needs:

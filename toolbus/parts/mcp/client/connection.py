@@ -40,7 +40,7 @@ from toolbus.protocol.questions import ACCEPTED_BY, ACCEPTS, FORM, SAMPLING, URL
 
 log = logging.getLogger("toolbus.mounts")
 
-LEGACY_ACCEPTS = (FORM, URL, ACCEPTED_BY[SAMPLING])  # declared once; each call may still refuse
+LEGACY_ACCEPTS = (FORM, URL, ACCEPTED_BY[SAMPLING], eras.SAMPLING_TOOLS)  # declared once; each call may still refuse
 FEATURE_METHODS = ("prompts/get", "resources/read", "completion/complete")  # other requests on behalf of users
 MAX_USELESS_MESSAGES = 10_000  # in a row: of a server that writes them without end
 MAX_BAD_MESSAGES_LOGGED = 64
@@ -278,7 +278,7 @@ class McpConnection:
             eras.META_VERSION: version,
             eras.META_CLIENT: eras.BUS_INFO,
             eras.META_CAPABILITIES: {
-                **capabilities_for(word for word in ACCEPTS if word in accepts),
+                **capabilities_for(word for word in (*ACCEPTS, eras.SAMPLING_TOOLS) if word in accepts),
                 "extensions": {eras.TASKS_EXTENSION: {}},
             },
             eras.META_LOG_LEVEL: "info",  # without it a server sends no log messages

@@ -6,6 +6,7 @@ its version and what its client can do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from toolbus.common.version import VERSION
@@ -25,12 +26,18 @@ META_SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
 
 BUS_INFO: Final[dict[str, Any]] = {"name": "toolbus", "title": "toolbus", "version": VERSION}  # as server and as client
+SAMPLING_TOOLS: Final = "sampling.tools"  # accepted, as `sampling`, by callers whose model may be given tools
 # Lists that change, and the name under which a modern client subscribes to the changes of each.
 LIST_CHANGES: Final = {
     "tools": "toolsListChanged",
     "prompts": "promptsListChanged",
     "resources": "resourcesListChanged",
 }
+
+
+def gives_tools(params: Mapping[str, Any]) -> bool:
+    """Tells whether a `sampling/createMessage` gives the model tools."""
+    return "tools" in params or "toolChoice" in params
 
 
 def is_modern(

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.keys.seal import STATE_SECONDS, BrokenSeal
+from toolbus.parts.mcp.messages.eras import SAMPLING_TOOLS, gives_tools
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.calls import missing_capability
 from toolbus.parts.mcp.server.mcp_request import CallParams, McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
-from toolbus.parts.mcp.server.sessions import SAMPLING_TOOLS
 from toolbus.protocol.input_requests import InvalidInput, check_answer, check_answers, missing_needs
 from toolbus.protocol.limits import MIB
 from toolbus.protocol.questions import SAMPLING
@@ -73,7 +73,7 @@ def _missing(request: McpRequest, questions: Mapping[str, Json]) -> list[str]:
     accepts = request.client.accepts
     missing = missing_needs(questions, accepts)
     asked = [question.get("params") or {} for question in questions.values() if question["method"] == SAMPLING]
-    if SAMPLING_TOOLS not in accepts and any("tools" in params or "toolChoice" in params for params in asked):
+    if SAMPLING_TOOLS not in accepts and any(map(gives_tools, asked)):
         missing.append(SAMPLING_TOOLS)
     return missing
 

@@ -26,7 +26,7 @@ from toolbus.bus.storage.store import Kind, Store, WriteFailed
 from toolbus.common.newest import NewestCache
 from toolbus.errors import LimitExceeded, SetupError
 from toolbus.parts.mcp.messages import jsonrpc
-from toolbus.parts.mcp.messages.eras import LIST_CHANGES
+from toolbus.parts.mcp.messages.eras import LIST_CHANGES, SAMPLING_TOOLS
 from toolbus.parts.mcp.messages.jsonrpc import JsonId, JsonRpcMessage, McpCode, RpcError
 from toolbus.parts.mcp.server.message_stream import MessageStream
 from toolbus.parts.mcp.settings import Profile
@@ -35,7 +35,6 @@ from toolbus.protocol.limits import MIB
 log = logging.getLogger("toolbus.mcp")
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
-SAMPLING_TOOLS = "sampling.tools"  # accepted by clients whose model may be given tools
 
 
 def reaches(level: str, lowest: str | None) -> bool:
