@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,8 @@ async def listening(bench: McpBench, notifications: Json, profile: Profile | Non
             await task
 
 
-def tool(bench: McpBench, name: str, source: str = "shop", description: str = "") -> None:
-    bench.offer(name, lambda call: pb.ToolResult(), source, description=description)
+def tool(bench: McpBench, name: str, source: str = "shop", **more: Any) -> None:
+    bench.offer(name, lambda call: pb.ToolResult(), source, **more)
 
 
 async def settled(bench: McpBench) -> None:
@@ -93,6 +94,15 @@ async def test_a_change_that_is_taken_back_at_once_is_not_told() -> None:
             await settled(bench)
             assert len(channel.messages) == 1
             tool(bench, "a", description="another")
+            await channel.wait("notifications/tools/list_changed")
+
+
+async def test_another_output_schema_is_told() -> None:
+    """Official clients refuse results that do not fit the schema which they listed last."""
+    async with mcp_bench() as bench:
+        tool(bench, "a", output_schema_json='{"type": "object", "required": ["celsius"]}')
+        async with listening(bench, ALL) as channel:
+            tool(bench, "a", output_schema_json='{"type": "object", "required": ["kelvin"]}')
             await channel.wait("notifications/tools/list_changed")
 
 

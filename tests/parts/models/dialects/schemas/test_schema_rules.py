@@ -358,6 +358,25 @@ def test_the_exclusive_bounds_of_draft_4_are_written_as_numbers() -> None:
     assert losses == []
 
 
+@pytest.mark.parametrize(
+    ("choice", "kind"),
+    [
+        ({"enum": ["a", "b"]}, "string"),
+        ({"enum": [1, 2.0]}, "integer"),
+        ({"enum": [1, 2.5]}, "number"),
+        ({"const": True}, "boolean"),
+        ({"enum": ["a", 1]}, None),
+        ({"enum": ["a", None]}, None),
+        ({"const": None}, None),
+        ({"enum": ["a"], "type": ["string", "null"]}, ["string", "null"]),
+    ],
+)
+def test_a_choice_says_the_type_of_its_values(choice: Json, kind: object) -> None:
+    properties, losses = openai(a=choice)
+    assert (properties["a"].get("type"), losses) == (kind, [])
+    assert properties["a"] | choice == properties["a"]
+
+
 # -- losses are complete -----------------------------------------------------------------------------------------------
 
 

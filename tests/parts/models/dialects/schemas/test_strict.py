@@ -82,7 +82,7 @@ def test_a_tool_without_parameters_says_that_it_requires_none(rewrite: bool) -> 
         closed(a={"type": "object", "additionalProperties": TEXT}),
         closed(a={"oneOf": [TEXT, {"type": "null"}]}),
         closed(a={"allOf": [TEXT]}),
-        closed(a={"enum": ["x"]}),
+        closed(a={"enum": ["x", 1]}),
         closed(a={"type": "string", "default": "x"}),
         closed(a={"type": "string", "maxLength": 3}),
         closed(a={"type": "string", "format": "uri"}),
