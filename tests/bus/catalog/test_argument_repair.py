@@ -94,6 +94,13 @@ REPAIRED: dict[str, tuple[Any, str, str, list[str]]] = {
     ),
     "an odd name": (of(**{"a b": INTEGER}), '{"a b":"5"}', '{"a b":5}', ['["a b"]: string to integer']),
     "one of listed numbers": (of(a={"enum": [1, 2, "x"]}), '{"a":"2"}', '{"a":2}', ["a: string to integer"]),
+    "an object around a listed value": (
+        {**of(a={"$ref": "#/$defs/unit"}), "$defs": {"unit": {"type": "string", "enum": ["C", "K"]}}},
+        '{"a":{"unit":"K"}}',
+        '{"a":"K"}',
+        ["a: object to string"],
+    ),
+    "an object around the one value": (of(a={"const": 2}), '{"a":{"b":2}}', '{"a":2}', ["a: object to integer"]),
     "the one value": (of(a={"const": True}), '{"a":"true"}', '{"a":true}', ["a: string to boolean"]),
     "a default": (of(a={"default": "x"}, b={}), ' {"b": 1.50} ', '{"b": 1.50,"a":"x"}', ["a: absent to string"]),
     "a default for nothing": (of(a={"default": [1]}), "", '{"a":[1]}', ["a: absent to array"]),
@@ -130,6 +137,9 @@ def test_a_plain_slip_is_repaired_and_recorded(schema: Any, given: str, arrives:
 
 
 UNREPAIRED: dict[str, tuple[Any, str]] = {
+    "an object around another value": (of(a={"type": "string", "enum": ["C", "K"]}), '{"a":{"unit":"F"}}'),
+    "an object with more than a listed value": (of(a={"enum": ["C", "K"]}), '{"a":{"unit":"K","b":1}}'),
+    "an object around what is almost a listed value": (of(a={"enum": [1]}), '{"a":{"b":true}}'),
     "a fraction for an integer": (of(a=INTEGER), '{"a":"5.0"}'),
     "an exponent for an integer": (of(a=INTEGER), '{"a":"1e3"}'),
     "blanks around a number": (of(a=INTEGER), '{"a":" 5 "}'),

@@ -1,9 +1,10 @@
 """Repairs arguments that break a schema where it is plain what was meant, and fills in defaults.
 
-Only the errors of the validator are repaired, in four ways: null for an argument that may not be null means that it is
+Only the errors of the validator are repaired, in five ways: null for an argument that may not be null means that it is
 absent; a text that is exactly an integer, number or boolean of JSON is that value where the schema expects or lists
-one; JSON text of an object or array is read where the schema expects one; a missing property gets the default that its
-schema declares. Repaired arguments are checked again.
+one; JSON text of an object or array is read where the schema expects one; an object whose only member is one of the
+listed values is that value; a missing property gets the default that its schema declares. Repaired arguments are
+checked again.
 """
 
 from __future__ import annotations
@@ -251,8 +252,11 @@ def _read(part: Any, types: Iterable[str]) -> Any:
 
 
 def _read_listed(part: Any, kind: Any) -> Any:
-    """Returns the number or boolean that a text stands for where values are listed; `_NOTHING` where none is meant."""
+    """Returns the listed value that a text, or an object of one member, stands for; `_NOTHING` where none is meant."""
     listed = kind.options if isinstance(kind, jsonschema_rs.ValidationErrorKind.Enum) else [kind.expected_value]
+    if type(part) is dict and len(part) == 1:  # converters turn a choice behind a reference into an object around it
+        (inner,) = part.values()
+        return inner if any(type(each) is type(inner) and each == inner for each in listed) else _NOTHING
     meant = [each for each in listed if type(each) in (int, float, bool) and json.dumps(each) == part]
     return meant[0] if len(meant) == 1 else _NOTHING
 
