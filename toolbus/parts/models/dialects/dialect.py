@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -59,6 +60,10 @@ class EndpointError(ToolBusError):
         if isinstance(inner, Mapping):
             inner = inner.get("message") or inner.get("code") or inner.get("type")
         return cls(str(inner) if inner else "it gave no reason", raw)
+
+
+class NoObject(EndpointError, TypeError):
+    """A provider sent something in the place of an answer, or of an event of one, that is not an object."""
 
 
 class TurnStream(ABC):
@@ -131,7 +136,7 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
     """Returns JSON of a provider as a mapping: one already, or an object of an SDK, which is converted.
 
     Raises:
-        TypeError: it is neither.
+        NoObject: it is neither.
     """
     if isinstance(value, Mapping):
         return value
@@ -145,7 +150,11 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
                 dump = write()
             if isinstance(dump, Mapping):
                 return dump
-    raise TypeError(f"a {type(value).__name__} is not an answer of a model: give a mapping or an object of its SDK")
+    what = f"it sent {quote(str(value))}, a {type(value).__name__}"
+    raise NoObject(f"{what}, in the place of an answer: give a mapping or an object of its SDK", value)
+
+
+# What is wrong in a part of an answer costs this part alone, so that calls beside it are made.
 
 
 def string(message: Mapping[str, Any], key: str) -> str:
@@ -155,14 +164,23 @@ def string(message: Mapping[str, Any], key: str) -> str:
 
 
 def mapping(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns an object of a message; an empty one if it is missing."""
+    """Returns an object of a message, also one of an SDK; an empty one if it is missing."""
     value = message.get(key)
-    return value if isinstance(value, Mapping) else {}
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    try:
+        return as_mapping(value)
+    except NoObject:
+        return {}
 
 
 def objects(value: Any) -> list[Json]:
-    """Returns the objects in a list; none of any other value."""
-    return [dict(each) for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
+    """Returns the objects in a list, also those of an SDK; none of any other value."""
+    found: list[Json] = []
+    for each in value if isinstance(value, list | tuple) else ():
+        with suppress(NoObject):
+            found.append(dict(as_mapping(each)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,16 @@ from toolbus.parts.models.dialects.conversation import (
     model_call,
     text_of_kind,
 )
-from toolbus.parts.models.dialects.dialect import Dialect, EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.parts.models.dialects.dialect import (
+    Dialect,
+    EndpointError,
+    ToolChoice,
+    TurnStream,
+    as_mapping,
+    mapping,
+    objects,
+    string,
+)
 from toolbus.parts.models.dialects.endings import GEMINI_ENDINGS, ended_turn, list_parts
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.parts.models.dialects.history import (
@@ -91,30 +100,31 @@ class PartStream(TurnStream):
         chunk = snake_case(as_mapping(event))
         if chunk.get("error"):
             raise EndpointError.of(chunk)
-        if usage := chunk.get("usage_metadata"):
-            self._usage |= {key: value for key, value in snake_case(as_mapping(usage)).items() if value is not None}
-        feedback = snake_case(as_mapping(chunk.get("prompt_feedback") or {}))
+        if usage := mapping(chunk, "usage_metadata"):
+            self._usage |= {key: value for key, value in snake_case(usage).items() if value is not None}
+        feedback = snake_case(mapping(chunk, "prompt_feedback"))
         if reason := feedback.get("block_reason"):
             self._stop = str(_as_json(reason))
             self._blocked = list_parts("the prompt was blocked", feedback.get("block_reason_message"))
-        candidates = chunk.get("candidates") or ()
+        candidates = objects(chunk.get("candidates"))
         if not candidates:
             return []  # usage alone
-        candidate = snake_case(as_mapping(candidates[0]))
+        candidate = snake_case(candidates[0])
         if stop := candidate.get("finish_reason"):
             self._stop = str(_as_json(stop))
-            ratings = [_as_json(as_mapping(rating)) for rating in candidate.get("safety_ratings") or ()]
+            ratings = map(_as_json, objects(candidate.get("safety_ratings")))
             blocked = (rating.get("category") for rating in ratings if rating.get("blocked"))
             self._message = list_parts(candidate.get("finish_message"), *blocked)
         deltas: list[Delta] = []
-        for place, raw in enumerate(as_mapping(candidate.get("content") or {}).get("parts") or ()):
+        for place, raw in enumerate(objects(mapping(candidate, "content").get("parts"))):
             part = part_of(raw)
             if CALL in part:
-                if not part[CALL].get("name"):
+                if not string(mapping(part, CALL), "name"):
                     self._nameless = True
                     continue
                 self._calls.append(call_of(part, self._names))
-            elif part.get("text"):
+            elif "text" in part:
+                part["text"] = string(part, "text")
                 deltas.append(Delta("reasoning" if part.get("thought") else "text", part["text"]))
             self._append(part, continues=place == 0)
         self._deltas += deltas
@@ -153,11 +163,12 @@ class PartStream(TurnStream):
 def call_of(part: Json, names: NameTable) -> ModelCall:
     """Reads a call; the echo needs its signature, and its id if the model gave one."""
     function_call = part[CALL]
-    extra = {"id": function_call["id"]} if function_call.get("id") else {}
+    given = function_call.get("id")
+    extra = {"id": given} if given else {}
     if part.get(SIGNATURE):
         extra[SIGNATURE] = part[SIGNATURE]
     # A generated id is random, since it must be unique in a conversation that this stream does not see.
-    call_id = function_call.get("id") or f"call_{uuid.uuid4().hex[:16]}"
+    call_id = str(given or f"call_{uuid.uuid4().hex[:16]}")
     return model_call(names, call_id, function_call["name"], arguments_text(function_call.get("args")), **extra)
 
 

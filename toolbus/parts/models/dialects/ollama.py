@@ -18,7 +18,15 @@ from typing import Any
 from toolbus.errors import InvalidRequest
 from toolbus.parts.models.dialects.call_arguments import unique_calls
 from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, model_call
-from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.parts.models.dialects.dialect import (
+    EndpointError,
+    ToolChoice,
+    TurnStream,
+    as_mapping,
+    mapping,
+    objects,
+    string,
+)
 from toolbus.parts.models.dialects.endings import OLLAMA_ENDINGS, ended_turn
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.parts.models.dialects.history import PairedDialect, ProviderAnswer, arguments_text
@@ -100,7 +108,7 @@ class Ollama(PairedDialect):
         """
         functions = [entry["function"] for entry in _named(message)]
         calls = unique_calls(
-            model_call(names, call_id, str(function["name"]), arguments_text(function.get("arguments")))
+            model_call(names, call_id, function["name"], arguments_text(function.get("arguments")))
             for function, call_id in zip(functions, ids or [""] * len(functions), strict=True)
         )
         return ended_turn(
@@ -108,8 +116,8 @@ class Ollama(PairedDialect):
             str(last.get("done_reason") or ""),
             dialect=self.name,
             raw=({"role": "assistant", **message},),
-            text=message.get("content") or "",
-            reasoning=message.get("thinking") or "",
+            text=string(message, "content"),
+            reasoning=string(message, "thinking"),
             calls=calls,
             usage=ollama_usage(last),
             nameless=nameless,
@@ -170,11 +178,8 @@ class Ollama(PairedDialect):
 
 def _named(message: Mapping[str, Any]) -> list[Json]:
     """Returns the calls of a message that name a tool."""
-    return [
-        entry
-        for entry in message.get("tool_calls") or ()
-        if isinstance(entry, dict) and isinstance(entry.get("function"), dict) and entry["function"].get("name")
-    ]
+    entries = objects(message.get("tool_calls"))
+    return [each for each in entries if string(mapping(each, "function"), "name")]
 
 
 class _OllamaStream(TurnStream):
@@ -197,12 +202,13 @@ class _OllamaStream(TurnStream):
         event = as_mapping(event)
         if event.get("error"):
             raise EndpointError.of(event)
-        message = event.get("message") or {}
-        thinking, text = message.get("thinking") or "", message.get("content") or ""
+        message = mapping(event, "message")
+        thinking, text = string(message, "thinking"), string(message, "content")
         self._thinking.append(thinking)
         self._text.append(text)
         named = _named(message)
-        self._nameless = self._nameless or len(named) < len(message.get("tool_calls") or ())
+        given = message.get("tool_calls")
+        self._nameless = self._nameless or (isinstance(given, list) and len(named) < len(given))
         for entry in named:
             self._calls.append(entry)
             self._ids.append(str(entry.get("id") or f"call_{next(self._dialect.numbers)}"))

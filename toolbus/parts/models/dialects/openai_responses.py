@@ -19,7 +19,15 @@ from toolbus.parts.models.dialects.call_arguments import (
     unique_calls,
 )
 from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, Usage, model_call
-from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping, objects
+from toolbus.parts.models.dialects.dialect import (
+    EndpointError,
+    ToolChoice,
+    TurnStream,
+    as_mapping,
+    mapping,
+    objects,
+    string,
+)
 from toolbus.parts.models.dialects.endings import RESPONSES_ENDINGS, ended_turn
 from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.parts.models.dialects.history import (
@@ -43,7 +51,7 @@ NAME = "openai-responses"
 def _whole_turn(
     answer: Mapping[str, Any], output: Sequence[Json], names: NameTable, faults: Sequence[str] = ()
 ) -> Turn:
-    stop = (answer.get("incomplete_details") or {}).get("reason") or answer.get("status") or ""
+    stop = mapping(answer, "incomplete_details").get("reason") or answer.get("status") or ""
     return turn_of(output, names, str(stop), responses_usage(answer.get("usage")), faults)
 
 
@@ -61,13 +69,13 @@ def turn_of(
             model_call(
                 names,
                 str(item.get("call_id") or item.get("id") or f"call_{place}"),
-                str(item["name"]),
+                item["name"],
                 joined_pieces([arguments_text(item.get("arguments"))]),
             ),
             faults[place] if faults else "",
         )
         for place, item in enumerate(output)
-        if item.get("type") == "function_call" and item.get("name")
+        if item.get("type") == "function_call" and string(item, "name")
     ]
     contents = [item.get("content") for item in output if item.get("type") == "message"]
     text = "".join(map(_text, contents))
@@ -173,24 +181,24 @@ class ResponseStream(TurnStream):
         return self._items[-1]
 
     def _item(self, event: Mapping[str, Any]) -> list[Delta]:
-        item = dict(event.get("item") or {})
+        item = dict(mapping(event, "item"))
         place = event.get("output_index", item.get("id", len(self._items)))
         known = self._find(item, place) or self._new(item, place)
         known.take(item, ended=event.get("type") == "response.output_item.done")
         return []
 
     def _text_delta(self, event: Mapping[str, Any]) -> list[Delta]:
-        delta = str(event.get("delta") or "")
+        delta = string(event, "delta")
         item = self._item_of(event, {"type": "message", "role": "assistant", "status": "incomplete"}).item
         kind, key = ("refusal", "refusal") if event.get("type") == "response.refusal.delta" else ("output_text", "text")
         content = item["content"] = objects(item.get("content"))
         if not content or content[-1].get("type") != kind:
             content.append({"type": kind, key: ""} | ({"annotations": []} if kind == "output_text" else {}))
-        content[-1][key] += delta
+        content[-1][key] = string(content[-1], key) + delta
         return [Delta("text", delta)]
 
     def _reasoning_delta(self, event: Mapping[str, Any]) -> list[Delta]:
-        delta = str(event.get("delta") or "")
+        delta = string(event, "delta")
         self._reasoning.append(delta)
         return [Delta("reasoning", delta)]
 
@@ -205,7 +213,7 @@ class ResponseStream(TurnStream):
         return []
 
     def _ended(self, event: Mapping[str, Any]) -> list[Delta]:
-        self._response = event.get("response") or {}
+        self._response = mapping(event, "response")
         return []
 
     def _failed(self, event: Mapping[str, Any]) -> list[Delta]:
@@ -342,7 +350,7 @@ class OpenAIResponses(PairedDialect):
         items = [
             {key: copy.deepcopy(value) for key, value in item.items() if value is not None}
             for item in turn.raw
-            if item.get("type") != "function_call" or item.get("name")
+            if item.get("type") != "function_call" or string(item, "name")
         ]
         calls = [item for item in items if item.get("type") == "function_call"]
         if len(calls) != len(turn.calls):
