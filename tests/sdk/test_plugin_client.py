@@ -417,6 +417,38 @@ async def test_a_signal_finishes_the_calls_and_ends_the_process(tmp_path: Path, 
             child.communicate()
 
 
+def test_the_first_signal_drains_a_plugin_whose_start_has_not_returned_yet() -> None:
+    drained = []
+
+    class Starting(Plugin):
+        async def start(self, *, address: str | None = None) -> None:
+            signal.raise_signal(
+                signal.SIGTERM
+            )  # the connection has a thread of its own: the tools may be offered by now
+            raise SetupError("the test has seen enough")
+
+        def leave(self, reason: str = "closed", grace_seconds: float = 0.0) -> bool:
+            drained.append(reason)
+            return True
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SetupError, match="seen enough"):
+        Starting("p").run()
+    assert drained == ["SIGTERM"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_before_a_plugin_connects_ends_it_at_once() -> None:
+    program = (
+        "import asyncio, os, signal\nfrom toolbus.sdk.plugin_client import Plugin\n\n"
+        "class Starting(Plugin):\n    async def start(self, **_):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n        await asyncio.sleep(600)\n\n"
+        "Starting('p').run()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], timeout=SECONDS, check=False)
+    assert ended.returncode == -signal.SIGTERM
+
+
 async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
         child = start_child(tmp_path, bus.grpc_addresses[0])

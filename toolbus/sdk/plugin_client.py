@@ -681,9 +681,10 @@ class Plugin:
         return self._connection
 
     async def _run(self, on_ready: Callable[[], object] | None, grace_seconds: float) -> None:
-        await self.start()
-        frozen, notifying = gc.get_freeze_count(), asyncio.ensure_future(self._notify(on_ready))
-        with _signals(lambda name: self.leave(name, grace_seconds)):
+        # Before the start: the tools may be offered when it returns. A plugin without a connection ends at once.
+        with _signals(lambda name: self.leave(name, grace_seconds) or self._closed):
+            await self.start()
+            frozen, notifying = gc.get_freeze_count(), asyncio.ensure_future(self._notify(on_ready))
             try:
                 await self.ended()
             finally:
@@ -710,8 +711,8 @@ def made_of(tool: Callable[..., Any] | ToolDefinition | ToolSpec, options: ToolO
 
 
 @contextmanager
-def _signals(drain: Callable[[str], object]) -> Iterator[None]:
-    """Lets the first SIGINT or SIGTERM drain the plugin, and the second end the process.
+def _signals(drain: Callable[[str], bool]) -> Iterator[None]:
+    """Lets the first SIGINT or SIGTERM drain the plugin, and the second, or one that `drain` refuses, end the process.
 
     The signal handlers are plain ones, not the loop's: an async tool that blocks its loop must not block signals.
     """
@@ -722,14 +723,13 @@ def _signals(drain: Callable[[str], object]) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal draining
-        if draining:
+        name = signal.Signals(number).name
+        if draining or not drain(name):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         draining = True
-        name = signal.Signals(number).name
         log.info("%s: finishing the calls in flight; again to end at once", name)
-        drain(name)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
