@@ -142,7 +142,7 @@ LONG_FUNCTIONS: dict[str, str] = {
     "toolbus/bus/calls/dispatcher.py:results": "the hot path, for the same reason",
     "toolbus/cli/call_command.py:call": "one parameter for each option",
     "toolbus/cli/run_command.py:run": "one parameter for each option",
-    "toolbus/parts/mcp/commands/mount_command.py:mount": "one parameter for each option, and their mapping to an entry",
+    "toolbus/parts/mcp/commands/mount_command.py:mount": "one parameter for each option",
 }
 # Reasons for a name that two public classes have. Users import, write or read these names.
 SHARED_CLASSES = {

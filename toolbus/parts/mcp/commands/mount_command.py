@@ -423,32 +423,7 @@ def mount(
         return
     if not name:
         terminal.fail("NAME is missing: write `toolbus mounts add NAME -- COMMAND...`, or --import", terminal.USAGE)
-    entry: dict[str, Any]
-    ours: dict[str, Any] = {
-        "allow": allow, "deny": deny, "eager": eager, "era": era, "pin": pin, "trust_hints": trust_hints,
-        "login": PER_USER if user_login else login,
-    }  # fmt: skip
-    if mounted is not None:
-        if header or login or user_login or env or directory or era:
-            given = "--header, --login, --user-login, --env, --dir and --era"
-            terminal.fail(f"{given} do not go with a bus: it is no MCP server", terminal.USAGE)
-        entry = _of_bus(name, mounted, credential, token)
-        ours["transit"] = transit
-    elif credential or token or transit:
-        given = "--credential, --token and --transit"
-        terminal.fail(f"{given} go with --bus ADDR, without COMMAND and --url", terminal.USAGE)
-    elif url is not None:
-        if command or env or directory:
-            terminal.fail("--url goes with no COMMAND, --env and --dir: it is a server elsewhere", terminal.USAGE)
-        entry = {"type": "http", "url": url}
-        if header:
-            entry["headers"] = dict(_header(text) for text in header)
-    else:
-        entry = _of_command(command or [], env or [], directory)
-        if header or login:
-            terminal.fail("--header and --login go with --url, not with a command", terminal.USAGE)
-    if chosen := {key: value for key, value in ours.items() if value}:
-        entry["toolbus"] = chosen
+    entry = _entry_of_options(name, mounted, context.params)
     former = with_host(target, lambda host: _generation(host, name)) if replace and _is_served(place) else 0
     same = former > 0 and _entry_of(name, place) == entry
     logs_in = login and url is not None  # perhaps only the login of a mount is missing
@@ -510,6 +485,39 @@ def _directory_of_bus(bus: BusTarget, given: Path | None) -> Path:
     if not place.is_dir():
         terminal.fail(f"the bus at {bus.read()[0]} reads {file}, which is not on this machine: run the command there")
     return place
+
+
+def _entry_of_options(name: str, mounted: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entry that the options of the command ask for; ends the command where they do not go together.
+
+    Args:
+        mounted: the address of a bus that is mounted; None for a server.
+    """
+
+    def refuse(options: Sequence[str], text: str) -> None:
+        if any(given[each] for each in options):
+            terminal.fail(text, terminal.USAGE)
+
+    if mounted is not None:
+        why = "--header, --login, --user-login, --env, --dir and --era do not go with a bus: it is no MCP server"
+        refuse(("header", "login", "user_login", "env", "directory", "era"), why)
+        entry = _of_bus(name, mounted, given["credential"], given["token"])
+    else:
+        why = "--credential, --token and --transit go with --bus ADDR, without COMMAND and --url"
+        refuse(("credential", "token", "transit"), why)
+        if given["url"] is not None:
+            why = "--url goes with no COMMAND, --env and --dir: it is a server elsewhere"
+            refuse(("command", "env", "directory"), why)
+            headers = dict(map(_header, given["header"] or ()))
+            entry = {"type": "http", "url": given["url"], **({"headers": headers} if headers else {})}
+        else:
+            entry = _of_command(given["command"] or (), given["env"] or (), given["directory"])
+            refuse(("header", "login"), "--header and --login go with --url, not with a command")
+    ours = {key: given[key] for key in ("allow", "deny", "eager", "era", "pin", "trust_hints", "login", "transit")}
+    ours["login"] = PER_USER if given["user_login"] else given["login"]
+    if chosen := {key: value for key, value in ours.items() if value}:
+        entry["toolbus"] = chosen
+    return entry
 
 
 def _of_command(words: Sequence[str], env: Sequence[str], directory: Path | None) -> dict[str, Any]:
