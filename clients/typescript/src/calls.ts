@@ -6,18 +6,18 @@
  */
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
+import { retryPause } from "./again.js";
 import { ErrorCode, CallStage, ToolCallSchema, type ToolProgress, type ToolResult } from "./gen/toolbus/v1/tool_pb.js";
 import { encode, type Link } from "./link.js";
 import { failure } from "./shapes.js";
-import { SetupError, type CallError } from "./values.js";
+import { SetupError } from "./values.js";
 
 const DEFAULT_MS = 30_000; // the time of a call that names none
 const MAX_MS = 300_000; // the longest of any call
 const SLACK_MS = 1000; // that the bus's answer may be late
 const LATE_MS = 500; // a timer later than this shows that the process stood still
 const PROMPT_MS = 5; // a call that is sent within this time states the caller's own timeout
-const FIRST_PAUSE_MS = 10; // before a refused call is sent again: the upper end, which doubles
-const MAX_PAUSE_MS = 1000;
+const MAX_TIMER_MS = 2 ** 31 - 1; // of Node
 
 /** The fields of a call that its maker states. */
 export type CallFields = MessageInitShape<typeof ToolCallSchema> & { name: string; argumentsJson: string };
@@ -26,9 +26,9 @@ export type CallFields = MessageInitShape<typeof ToolCallSchema> & { name: strin
 export interface Route {
   /** The stream of the call that this one is part of. */
   readonly parent?: Link;
-  readonly onProgress?: (progress: ToolProgress) => void;
+  readonly onProgress?: ((progress: ToolProgress) => void) | undefined;
   /** Gives up the call. */
-  readonly signal?: AbortSignal;
+  readonly signal?: AbortSignal | undefined;
 }
 
 /** A call of this peer until it has its result. */
@@ -42,19 +42,33 @@ export class Ask {
   refusal: ToolResult | null = null; // the newest of the bus; null before the first
   attempts = 0;
   over = false; // whether its maker has its result, or has given it up
-  timer: NodeJS.Timeout | null = null; // for its deadline, then for its last moment, or for a pause
+  private timer: NodeJS.Timeout | undefined; // for its deadline, then for its last moment, or for a pause
 
-  constructor(readonly fields: CallFields, readonly route: Route, readonly resolve: (result: ToolResult) => void) {
+  constructor(readonly fields: CallFields, readonly route: Route, private readonly resolve: (result: ToolResult) => void) {
     const named = ((fields.backgroundAfterSeconds || fields.timeoutSeconds) ?? 0) * 1000;
     this.deadline = this.started + (named || DEFAULT_MS);
     this.lastMoment = this.started + Math.min(named || MAX_MS, MAX_MS) + SLACK_MS;
   }
 
+  after(ms: number, next: () => void): void {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(next, Math.min(Math.max(0, ms), MAX_TIMER_MS));
+  }
+
+  /** Has its timer do nothing any more. */
+  finish(): void {
+    this.over = true;
+    clearTimeout(this.timer);
+  }
+
   end(result: ToolResult): void {
     if (this.over) return;
-    this.over = true;
-    if (this.timer !== null) clearTimeout(this.timer);
+    this.finish();
     this.resolve(result);
+  }
+
+  fail(code: ErrorCode, stage: CallStage, text: string, more: Parameters<typeof failure>[3] = {}): void {
+    this.end(failure(code, this.accepted ? CallStage.ACCEPTED : stage, text, more));
   }
 }
 
@@ -69,35 +83,34 @@ export class Calls {
   constructor(private readonly log: (text: string) => void) {}
 
   /** How many calls have no result yet. */
-  get size(): number {
-    return this.unfinished.size;
-  }
+  get size(): number { return this.unfinished.size; }
 
   /**
    * Makes a call. A failure is a result with `error`.
    *
    * @throws the reason of `route.signal`, when it aborts; SetupError for a timeout that is not above 0.
    */
-  call(fields: CallFields, route: Route): Promise<ToolResult> {
+  async call(fields: CallFields, route: Route): Promise<ToolResult> {
     for (const seconds of [fields.timeoutSeconds, fields.backgroundAfterSeconds]) {
       if (seconds !== undefined && !(seconds > 0)) {
-        return Promise.reject(new SetupError(`a call's time is ${seconds} s, it must be above 0: leave it out for the tool's own`));
+        throw new SetupError(`a call's time is ${seconds} s, it must be above 0: leave it out for the tool's own`);
       }
     }
-    if (route.signal?.aborted) return Promise.reject(route.signal.reason as Error);
+    const { signal } = route;
+    signal?.throwIfAborted();
     return new Promise((resolve, reject) => {
       const onAbort = () => {
         this.unfinished.delete(ask);
         this.giveUp(ask, "cancelled");
-        reject(route.signal?.reason as Error);
+        reject(signal?.reason as Error);
       };
       const ask = new Ask(fields, route, (result) => {
         this.unfinished.delete(ask);
-        route.signal?.removeEventListener("abort", onAbort);
+        signal?.removeEventListener("abort", onAbort);
         resolve(result);
       });
       this.unfinished.add(ask);
-      route.signal?.addEventListener("abort", onAbort, { once: true });
+      signal?.addEventListener("abort", onAbort, { once: true });
       this.submit(ask);
     });
   }
@@ -111,14 +124,12 @@ export class Calls {
   }
 
   /** Holds new calls from now on, except for nested ones: the stream drains. */
-  pause(): void {
-    this.link = null;
-  }
+  pause(): void { this.link = null; }
 
   /** Ends the calls that were not sent, and those that are made later; the first reason stays. */
   close(reason: string): void {
     this.closed ||= reason;
-    this.link = null;
+    this.pause();
     for (const ask of this.waiting) this.refuse(ask);
     this.waiting.clear();
   }
@@ -126,9 +137,7 @@ export class Calls {
   /** Cancels all calls that have no result yet; each ends in CANCELLED. */
   cancelAll(reason: string): void {
     for (const ask of this.unfinished) {
-      const stage = ask.accepted ? CallStage.ACCEPTED : ask.sentOn ? CallStage.DISPATCHED : CallStage.NOT_DISPATCHED;
-      const result = failure(ErrorCode.CANCELLED, stage, reason);
-      ask.end(result);
+      ask.fail(ErrorCode.CANCELLED, ask.sentOn ? CallStage.DISPATCHED : CallStage.NOT_DISPATCHED, reason);
       this.giveUp(ask, reason);
     }
   }
@@ -151,7 +160,7 @@ export class Calls {
       const ask = link.pending.get(result.callId);
       if (ask === undefined) continue;
       link.pending.delete(result.callId);
-      this.finish(ask, result);
+      this.take(ask, result);
     }
     this.sendWaiting(link);
   }
@@ -164,29 +173,23 @@ export class Calls {
   lost(link: Link, allRead: boolean): void {
     this.pause();
     const unwritten = link.outbox.unwrittenCalls();
-    const again: Ask[] = [];
-    for (const [id, ask] of link.pending) {
-      const unread = allRead || unwritten.has(id);
-      if (ask.over) continue;
-      if (unread && ask.route.parent === undefined) {
-        ask.sentOn = null;
-        if (performance.now() < ask.deadline) again.push(ask);
-        else this.refuse(ask);
-      } else {
-        this.broke(ask, unread);
-      }
+    const again = [...link.pending].filter(([id, ask]) => !ask.over && ask.route.parent === undefined && (allRead || unwritten.has(id)));
+    for (const [id, ask] of again) {
+      ask.sentOn = null;
+      link.pending.delete(id);
     }
-    for (const ask of link.waiting) this.broke(ask, true);
+    for (const [id, ask] of link.pending) broke(ask, allRead || unwritten.has(id));
+    for (const ask of link.waiting) broke(ask, true);
     link.pending.clear();
     link.waiting.clear();
-    this.waiting = new Set([...again, ...this.waiting]);
+    for (const [, ask] of again) this.submit(ask);
   }
 
   /** Sends waiting calls while there is room, nested ones first. */
   sendWaiting(link: Link): void {
     for (const queue of [link.waiting, this.waiting]) {
       for (const ask of queue) {
-        if (!hasRoom(link) || (queue === this.waiting && link !== this.link)) return;
+        if (!link.hasRoom || (queue === this.waiting && link !== this.link)) return;
         queue.delete(ask);
         this.send(ask, link);
       }
@@ -196,25 +199,23 @@ export class Calls {
   // -- one attempt -------------------------------------------------------------------------------------------------
 
   private submit(ask: Ask): void {
-    const parent = ask.route.parent;
-    if (parent?.outbox.closed) {
-      this.broke(ask, true);
-    } else if (parent === undefined && this.closed) {
-      this.refuse(ask);
-    } else {
-      const link = parent ?? this.link;
-      const queue = parent?.waiting ?? this.waiting;
-      this.watch(ask, ask.deadline);
-      if (link !== null && queue.size === 0 && hasRoom(link)) this.send(ask, link);
-      else queue.add(ask);
-    }
+    const { parent } = ask.route;
+    if (parent?.outbox.closed) return broke(ask, true);
+    if (parent === undefined && this.closed) return this.refuse(ask);
+    const link = parent ?? this.link;
+    const queue = this.queueOf(ask);
+    this.watch(ask, ask.deadline);
+    if (link !== null && queue.size === 0 && link.hasRoom) this.send(ask, link);
+    else queue.add(ask);
   }
 
+  private queueOf({ route }: Ask): Set<Ask> { return route.parent?.waiting ?? this.waiting; }
+
+  /** Sends a call, or refuses one that would end the stream or break a limit of the bus. */
   private send(ask: Ask, link: Link): void {
     const { fields } = ask;
     const waited = performance.now() - ask.started;
-    const left = (seconds: number | undefined) =>
-      seconds && waited > PROMPT_MS ? Math.max(0.001, seconds - waited / 1000) : seconds ?? 0;
+    const left = (seconds = 0) => (seconds && waited > PROMPT_MS ? Math.max(0.001, seconds - waited / 1000) : seconds);
     ask.id = link.nextId();
     const bytes = encode(ToolCallSchema, {
       ...fields,
@@ -222,10 +223,16 @@ export class Calls {
       timeoutSeconds: left(fields.timeoutSeconds),
       backgroundAfterSeconds: left(fields.backgroundAfterSeconds),
     });
-    const fault = faultOf(fields, bytes.length, link);
-    if (fault !== null) {
-      ask.end(fault);
-      return;
+    for (const [name, size, value] of [
+      ["arguments_bytes", Buffer.byteLength(fields.argumentsJson), link.argumentsBytes],
+      ["message_bytes", bytes.length, link.outbox.largestItem],
+    ] as const) {
+      const text = `the call has ${size} bytes, more than the limit ${name} = ${value}: send less`;
+      if (size > value) return ask.end(failure(ErrorCode.INVALID_ARGUMENTS, CallStage.NOT_DISPATCHED, text, { limit: { name, value } }));
+    }
+    if (!fields.argumentsJson.isWellFormed() || !fields.name.isWellFormed()) {
+      const text = "the name or the arguments hold half of a surrogate pair, which UTF-8 cannot carry: send the whole character";
+      return ask.end(failure(ErrorCode.INVALID_ARGUMENTS, CallStage.NOT_DISPATCHED, text));
     }
     link.pending.set(ask.id, ask);
     ask.sentOn = link;
@@ -233,55 +240,39 @@ export class Calls {
   }
 
   /** Takes the result of an attempt: the call is made again where that is safe and there is time. */
-  private finish(ask: Ask, result: ToolResult): void {
-    const error = result.error;
-    const again = error?.retrySafe && (error.code === ErrorCode.UNAVAILABLE || error.code === ErrorCode.OVERLOADED);
-    if (ask.over || !again) {
-      ask.end(result);
-      return;
-    }
-    const longest = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** Math.min(ask.attempts++, 10));
-    const pause = Math.max(Math.random() * longest, error.retryAfterSeconds * 1000);
-    if (performance.now() + pause >= ask.deadline || this.closed) {
-      ask.end(result);
-      return;
-    }
+  private take(ask: Ask, result: ToolResult): void {
+    const { error } = result;
+    const pause = error && !ask.over ? retryPause(ErrorCode[error.code], error, ask.attempts) : null;
+    if (pause === null || performance.now() + pause >= ask.deadline || this.closed) return ask.end(result);
+    ask.attempts += 1;
     ask.refusal = result;
     ask.sentOn = null;
-    if (ask.timer !== null) clearTimeout(ask.timer);
-    ask.timer = setTimeout(() => this.submit(ask), pause);
+    ask.after(pause, () => this.submit(ask));
   }
 
   /** Ends a call for its maker, who has given it up. It counts as in flight until the bus has answered. */
   private giveUp(ask: Ask, reason: string): void {
-    ask.over = true;
-    if (ask.timer !== null) clearTimeout(ask.timer);
-    this.waiting.delete(ask);
-    ask.route.parent?.waiting.delete(ask);
+    ask.finish();
+    this.queueOf(ask).delete(ask);
     if (ask.sentOn?.pending.get(ask.id) === ask) ask.sentOn.outbox.put("cancels", { callId: ask.id, reason });
     ask.route.parent?.whenIdle();
   }
 
-  private watch(ask: Ask, moment: number): void {
-    if (ask.timer !== null) clearTimeout(ask.timer);
-    ask.timer = setTimeout(() => this.expire(ask, moment), Math.max(0, moment - performance.now()));
-  }
+  private watch(ask: Ask, moment: number): void { ask.after(moment - performance.now(), () => this.expire(ask, moment)); }
 
   private expire(ask: Ask, moment: number): void {
     const now = performance.now();
     if (now - moment > LATE_MS) {
       this.watch(ask, now + SLACK_MS); // this process stood still: the result may wait in the socket, so read first
     } else if (ask.sentOn === null) {
-      this.waiting.delete(ask);
-      ask.route.parent?.waiting.delete(ask);
+      this.queueOf(ask).delete(ask);
       this.refuse(ask);
     } else if (now < ask.lastMoment - 1) {
       this.watch(ask, ask.lastMoment);
     } else {
-      const seconds = (ask.lastMoment - SLACK_MS - ask.started) / 1000;
-      const stage = ask.accepted ? CallStage.ACCEPTED : CallStage.UNKNOWN;
-      const limit = { name: "timeout_seconds", value: seconds };
-      ask.end(failure(ErrorCode.DEADLINE_EXCEEDED, stage, `the bus gave no answer within ${seconds} s: it hangs`, { limit }));
+      const value = (ask.lastMoment - SLACK_MS - ask.started) / 1000;
+      const text = `the bus gave no answer within ${value} s: it hangs`;
+      ask.fail(ErrorCode.DEADLINE_EXCEEDED, CallStage.UNKNOWN, text, { limit: { name: "timeout_seconds", value } });
       this.giveUp(ask, "timeout_seconds");
     }
   }
@@ -292,26 +283,8 @@ export class Calls {
     const text = this.closed || "no bus took the call in time";
     ask.end(ask.refusal ?? failure(ErrorCode.UNAVAILABLE, CallStage.NOT_DISPATCHED, text, { retrySafe }));
   }
-
-  private broke(ask: Ask, unread: boolean): void {
-    const stage = unread ? CallStage.NOT_DISPATCHED : ask.accepted ? CallStage.ACCEPTED : CallStage.UNKNOWN;
-    ask.end(failure(ErrorCode.UNAVAILABLE, stage, "the connection to the bus broke"));
-  }
 }
 
-function hasRoom(link: Link): boolean {
-  return link.pending.size < link.callsInFlight;
-}
-
-/** Returns the refusal of a call that would end the stream or break a limit of the bus; null for all others. */
-function faultOf(fields: CallFields, size: number, link: Link): ToolResult | null {
-  const refused = (message: string, limit?: CallError["limit"]) =>
-    failure(ErrorCode.INVALID_ARGUMENTS, CallStage.NOT_DISPATCHED, message, limit ? { limit } : {});
-  const argumentsBytes = Buffer.byteLength(fields.argumentsJson);
-  const over = (name: string, bytes: number, value: number) =>
-    refused(`the call has ${bytes} bytes, more than the limit ${name} = ${value}: send less`, { name, value });
-  if (argumentsBytes > link.argumentsBytes) return over("arguments_bytes", argumentsBytes, link.argumentsBytes);
-  if (size > link.outbox.largestItem) return over("message_bytes", size, link.outbox.largestItem);
-  if (fields.argumentsJson.isWellFormed() && fields.name.isWellFormed()) return null;
-  return refused("the name or the arguments hold half of a surrogate pair, which UTF-8 cannot carry: send the whole character");
+function broke(ask: Ask, unread: boolean): void {
+  ask.fail(ErrorCode.UNAVAILABLE, unread ? CallStage.NOT_DISPATCHED : CallStage.UNKNOWN, "the connection to the bus broke");
 }

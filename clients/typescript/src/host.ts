@@ -1,14 +1,17 @@
 /** Lists tools and calls them, usually for a language model. */
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { answered } from "./again.js";
 import type { CallFields } from "./calls.js";
 import { ListRequestSchema, ListResponseSchema } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import { Peer, settingsOf, type PeerOptions, type RefusedTool, type Settings } from "./peer.js";
 import { Plugin, type Generation, type Message } from "./plugin.js";
 import { contextToWire, listedFromWire, progressFromWire, resultFromWire, type CatalogChange, type ListedTool, type Notification } from "./shapes.js";
-import { answered, type Inputs, type OnInput } from "./questions.js";
 import type { ToolScope } from "./tools.js";
-import { argumentsJson, SetupError, toJson, type CallContext, type Progress, type Result } from "./values.js";
+import { argumentsJson, PeerLost, SetupError, toJson, type CallContext, type CallOptions, type Result } from "./values.js";
 
 const LIST_SECONDS = 10;
+const RETRY_MS = 50; // between two attempts at a listing
 const CLOSE_SECONDS = 5;
 const MAX_MESSAGES = 256;
 
@@ -16,27 +19,6 @@ const MAX_MESSAGES = 256;
 export interface HostOptions extends PeerOptions {
   /** Names this host in records of calls; "host" by default. */
   readonly source?: string;
-}
-
-/** What a call can state beside the tool and its arguments. */
-export interface CallOptions {
-  /** Seconds; by default the tool's own. More than 300 counts as 300. */
-  readonly timeout?: number;
-  /** Considers only the tools of this role. */
-  readonly role?: string;
-  /** The user and the conversation, for the tool; a model cannot set it. */
-  readonly context?: CallContext;
-  /** Of the declaration that the caller knows; the call is refused once the tool has changed. */
-  readonly schemaHash?: string;
-  /** Seconds after which the call becomes a task; the result then has its `task_id`. */
-  readonly backgroundAfter?: number;
-  readonly onProgress?: (progress: Progress) => void;
-  /** Answers the questions of a tool; the call is made again with the answers, 10 times at most. */
-  readonly onInput?: OnInput;
-  /** The kinds of questions that this call accepts, and its answers; by default forms if there is `onInput`. */
-  readonly inputs?: Inputs;
-  /** Gives up the call, down to the plugin; the promise then rejects with its reason. */
-  readonly signal?: AbortSignal;
 }
 
 /** What a listing can state. */
@@ -89,14 +71,10 @@ export class Host {
   }
 
   /** Whether a bus has accepted this host. */
-  get connected(): boolean {
-    return this.peer.attached !== null;
-  }
+  get connected(): boolean { return this.peer.attached !== null; }
 
   /** Whom the bus takes this host for; "" on its own machine, and while it is not connected. */
-  get identity(): string {
-    return this.peer.attached?.identity ?? "";
-  }
+  get identity(): string { return this.peer.attached?.identity ?? ""; }
 
   /** Waits until a bus has accepted this host. @throws RequestError, PeerLost */
   async ready(): Promise<void> {
@@ -116,22 +94,20 @@ export class Host {
     const { onInput, ...once } = options;
     if (onInput !== undefined) return answered((inputs) => this.call(name, args, { ...once, inputs }), onInput, options.inputs);
     const { timeout, role, context, schemaHash, backgroundAfter, onProgress, inputs, signal } = once;
-    const fields: CallFields = { name, argumentsJson: argumentsJson(args) };
-    if (timeout !== undefined) fields.timeoutSeconds = timeout;
-    if (backgroundAfter !== undefined) fields.backgroundAfterSeconds = backgroundAfter;
-    if (role !== undefined) fields.role = role;
-    if (schemaHash !== undefined) fields.schemaHash = schemaHash;
-    if (context !== undefined || inputs !== undefined) fields.context = contextToWire(context ?? {});
-    if (inputs !== undefined) {
-      fields.accepts = [...(inputs.accepts ?? ["elicitation.form"])];
-      fields.inputResponsesJson = inputs.answers === undefined ? "" : toJson(inputs.answers);
-      fields.requestState = inputs.state ?? "";
-    }
-    const route = {
-      ...(onProgress === undefined ? {} : { onProgress: (item: Parameters<typeof progressFromWire>[0]) => onProgress(progressFromWire(item)) }),
-      ...(signal === undefined ? {} : { signal }),
+    const fields: CallFields = {
+      name,
+      argumentsJson: argumentsJson(args),
+      timeoutSeconds: timeout,
+      backgroundAfterSeconds: backgroundAfter,
+      role,
+      schemaHash,
+      context: context || inputs ? contextToWire(context ?? {}) : undefined,
+      accepts: inputs && [...(inputs.accepts ?? ["elicitation.form"])],
+      inputResponsesJson: inputs?.answers && toJson(inputs.answers),
+      requestState: inputs?.state,
     };
     this.peer.begin();
+    const route = { onProgress: onProgress && ((item: Parameters<typeof progressFromWire>[0]) => onProgress(progressFromWire(item))), signal };
     return resultFromWire(await this.peer.calls.call(fields, route));
   }
 
@@ -142,28 +118,32 @@ export class Host {
 
   /** Lists the tools that this host can call. @throws RequestError no such role; PeerLost no bus answered in time. */
   async list(options: ListOptions = {}): Promise<Listing> {
-    const { role, names, source, includeOffline, includeRefused, ifRevision, context, timeout = LIST_SECONDS } = options;
-    const end = performance.now() + timeout * 1000;
+    const end = performance.now() + (options.timeout ?? LIST_SECONDS) * 1000;
     this.peer.begin();
-    await this.peer.until(() => this.connected, timeout);
-    const connection = this.peer.connection!;
-    const request = {
-      ...(role === undefined ? {} : { role }),
-      names: [...(names ?? [])],
-      source: source ?? "",
-      includeOffline: includeOffline ?? false,
-      includeRefused: includeRefused ?? false,
-      ifRevision: BigInt(ifRevision ?? 0),
-      ...(context === undefined ? {} : { context: contextToWire(context) }),
-    };
+    for (;;) {
+      const left = (end - performance.now()) / 1000;
+      await this.peer.until(() => this.connected, Math.max(0, left));
+      try {
+        return await this.listed(options, end);
+      } catch (problem) {
+        const isLost = problem instanceof PeerLost && problem.code === "UNAVAILABLE"; // perhaps the end of the stream comes next
+        if (!isLost || performance.now() + RETRY_MS > end) throw problem;
+        await sleep(RETRY_MS);
+      }
+    }
+  }
+
+  private async listed({ role, names = [], source, includeOffline, includeRefused, ifRevision, context }: ListOptions, end: number): Promise<Listing> {
+    const request = { role, names: [...names], source, includeOffline, includeRefused, ifRevision: BigInt(ifRevision ?? 0), context: context && contextToWire(context) };
     const listing = Object.assign([] as ListedTool[], { revision: 0, unchanged: false, refused: [], notices: [] }) as Listing;
+    const connection = this.peer.connection!;
     for (let pageToken = "", first = true; first || pageToken; first = false) {
       const seconds = Math.max(0.001, (end - performance.now()) / 1000);
       const page = await connection.unary("List", ListRequestSchema, { ...request, pageToken }, ListResponseSchema, seconds);
       listing.push(...page.tools.map(listedFromWire));
       listing.revision = Number(page.revision);
       if (first) {
-        listing.refused = page.refused.map(({ name, error, source: owner, role: of = "" }) => ({ name, error, source: owner, role: of }));
+        listing.refused = page.refused.map((each) => ({ name: each.name, error: each.error, source: each.source, role: each.role ?? "" }));
         listing.notices = page.notices.map(({ source: owner, text }) => ({ source: owner, text }));
       }
       pageToken = page.nextPageToken;
@@ -173,14 +153,10 @@ export class Host {
   }
 
   /** Yields the whole catalog, then its changes; after a reconnect the whole catalog again. @throws RequestError */
-  watch(): AsyncGenerator<CatalogChange, void, undefined> {
-    return this.peer.read("catalog");
-  }
+  watch(): AsyncGenerator<CatalogChange, void, undefined> { return this.peer.read("catalog"); }
 
   /** Yields the notifications of plugins to users; after a reconnect also those that it missed. @throws RequestError */
-  notifications(): AsyncGenerator<Notification, void, undefined> {
-    return this.peer.read("notifications");
-  }
+  notifications(): AsyncGenerator<Notification, void, undefined> { return this.peer.read("notifications"); }
 
   /**
    * Lends this host's model to plugins that have the permission `generation`, until the host is closed.
@@ -210,7 +186,7 @@ export class Host {
   /** Waits for the calls in flight, at most `graceSeconds`, then closes. */
   async drain(graceSeconds = CLOSE_SECONDS): Promise<void> {
     const end = performance.now() + graceSeconds * 1000;
-    while (this.peer.calls.size > 0 && performance.now() < end) await new Promise((resolve) => setTimeout(resolve, 10));
+    while (this.peer.calls.size > 0 && performance.now() < end) await sleep(10);
     await this.close();
   }
 
@@ -222,28 +198,19 @@ export class Host {
     await this.peer.ended(CLOSE_SECONDS);
   }
 
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.close();
-  }
+  async [Symbol.asyncDispose](): Promise<void> { await this.close(); }
 }
 
 function requestSchema(maxTokens: number): { [keyword: string]: unknown } {
-  const message = {
-    type: "object",
-    properties: { role: { enum: ["system", "user", "assistant"] }, content: { type: "string" } },
-    required: ["role", "content"],
+  const text = { type: "string" };
+  const message = { type: "object", properties: { role: { enum: ["system", "user", "assistant"] }, content: text }, required: ["role", "content"] };
+  const properties = {
+    messages: { type: "array", items: message, minItems: 1, maxItems: MAX_MESSAGES },
+    mode: { enum: ["quiet", "raw"] },
+    max_tokens: { type: "integer", minimum: 1, maximum: maxTokens },
+    temperature: { type: "number", minimum: 0, maximum: 2 },
+    stop: { type: "array", items: text, maxItems: 16 },
+    model: text,
   };
-  return {
-    type: "object",
-    properties: {
-      messages: { type: "array", items: message, minItems: 1, maxItems: MAX_MESSAGES },
-      mode: { enum: ["quiet", "raw"] },
-      max_tokens: { type: "integer", minimum: 1, maximum: maxTokens },
-      temperature: { type: "number", minimum: 0, maximum: 2 },
-      stop: { type: "array", items: { type: "string" }, maxItems: 16 },
-      model: { type: "string" },
-    },
-    required: ["messages"],
-    additionalProperties: false,
-  };
+  return { type: "object", properties, required: ["messages"], additionalProperties: false };
 }

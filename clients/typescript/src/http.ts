@@ -1,13 +1,10 @@
 /** A host over HTTP and server-sent events, for browsers, edge functions and programs without gRPC: needs only `fetch`. */
-import { answered, type Inputs, type OnInput } from "./questions.js";
-import { argumentsJson, callError, parseJson, PeerLost, RequestError, Result, SetupError, toJson, type CallContext, type CallError, type Content, type Progress } from "./values.js";
+import { answered, retryPause } from "./again.js";
+import { argumentsJson, callError, parseJson, PeerLost, RequestError, Result, SetupError, toJson, type CallOptions, type Change, type Content, type HttpNotification, type HttpTool } from "./values.js";
 
-export type { AskedQuestion, Inputs, OnInput } from "./questions.js";
 export * from "./values.js";
 
 const ADDRESS = "http://127.0.0.1:48911";
-const FIRST_PAUSE_MS = 10; // before a refused call is sent again: the upper end, which doubles
-const MAX_PAUSE_MS = 1000;
 const DEFAULT_SECONDS = 30; // the time of a call that names none
 
 /** What a host over HTTP can state. */
@@ -21,46 +18,9 @@ export interface HttpHostOptions {
 }
 
 /** What a call can state beside the tool and its arguments; as in the host over gRPC. */
-export interface HttpCallOptions {
-  readonly timeout?: number;
-  readonly role?: string;
-  readonly context?: CallContext;
-  readonly schemaHash?: string;
-  readonly backgroundAfter?: number;
-  readonly onProgress?: (progress: Progress) => void;
-  readonly onInput?: OnInput;
-  readonly inputs?: Inputs;
-  readonly signal?: AbortSignal;
-}
-
-/** A tool as the bus lists it over HTTP. */
-export interface HttpTool {
-  readonly name: string;
-  readonly description: string;
-  readonly parameters: { [keyword: string]: any };
-  readonly source: string;
-  readonly roles: readonly string[];
-  readonly schemaHash: string;
-}
-
+export type HttpCallOptions = CallOptions;
 /** One step of the catalog: with `full`, `added` is everything. */
-export interface HttpChange {
-  readonly revision: number;
-  readonly full: boolean;
-  readonly added: readonly HttpTool[];
-  readonly changed: readonly HttpTool[];
-  readonly removed: readonly { readonly name: string; readonly source: string }[];
-}
-
-/** What a plugin tells a user outside a call. */
-export interface HttpNotification {
-  readonly number: number;
-  readonly source: string;
-  readonly user: string;
-  readonly text: string;
-  readonly data: any;
-  readonly timeSeconds: number;
-}
+export type HttpChange = Change<HttpTool>;
 
 /** Calls tools over HTTP. It holds no connection, so there is nothing to close. */
 export class Host {
@@ -86,19 +46,18 @@ export class Host {
   async call(name: string, args: unknown = {}, options: HttpCallOptions = {}): Promise<Result> {
     const { onInput, ...once } = options;
     if (onInput !== undefined) return answered((inputs) => this.call(name, args, { ...once, inputs }), onInput, options.inputs);
-    const seconds = once.backgroundAfter ?? once.timeout ?? DEFAULT_SECONDS;
-    const end = performance.now() + seconds * 1000;
+    const { signal, timeout, backgroundAfter } = once;
+    const end = performance.now() + (backgroundAfter ?? timeout ?? DEFAULT_SECONDS) * 1000;
     for (let attempt = 0; ; attempt += 1) {
       const left = (end - performance.now()) / 1000;
-      const time = attempt > 0 && once.timeout !== undefined ? { timeout: Math.max(0.001, Math.min(once.timeout, left)) } : {};
-      const result = await this.once(name, args, { ...once, ...time });
-      const { error } = result;
-      if (!error?.retrySafe || (error.code !== "UNAVAILABLE" && error.code !== "OVERLOADED")) return result;
-      const longest = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** Math.min(attempt, 10));
-      const pause = Math.max(Math.random() * longest, error.retryAfterSeconds * 1000);
-      if (performance.now() + pause >= end) return result;
-      await new Promise((resolve) => setTimeout(resolve, pause));
-      once.signal?.throwIfAborted();
+      const result = await this.once(name, args, { ...once, timeout: timeout && attempt ? Math.max(0.001, Math.min(timeout, left)) : timeout });
+      const pause = result.error && retryPause(result.error.code, result.error, attempt);
+      if (pause === null || performance.now() + pause >= end) return result;
+      await new Promise((resolve) => {
+        setTimeout(resolve, pause);
+        signal?.addEventListener("abort", resolve, { once: true });
+      });
+      signal?.throwIfAborted();
     }
   }
 
@@ -107,25 +66,22 @@ export class Host {
     const { names, role, source, signal } = options;
     const fits = (tool: HttpTool) =>
       (!names?.length || names.includes(tool.name)) && (!role || tool.roles.includes(role)) && (!source || tool.source === source);
-    for await (const change of this.changes(signal)) return change.added.filter(fits);
+    for await (const change of this.watch({ signal })) return change.added.filter(fits);
     throw new PeerLost("UNAVAILABLE", `the bus at ${this.address} sent no list`);
   }
 
   /** Yields the whole catalog, then its changes, until the connection ends or `signal` aborts. @throws RequestError, PeerLost */
-  watch(options: { signal?: AbortSignal } = {}): AsyncGenerator<HttpChange, void, undefined> {
-    return this.changes(options.signal);
+  async *watch(options: { signal?: AbortSignal | undefined } = {}): AsyncGenerator<HttpChange, void, undefined> {
+    for await (const data of this.events("/api/tools/events", "catalog", options.signal)) {
+      yield { ...data, added: data.added.map(toolOf), changed: data.changed.map(toolOf) };
+    }
   }
 
   /** Yields the notifications of plugins to a user, or to all. @throws RequestError, PeerLost */
   async *notifications(options: { user?: string; since?: number; signal?: AbortSignal } = {}): AsyncGenerator<HttpNotification, void, undefined> {
-    const query = new URLSearchParams();
-    if (options.user !== undefined) query.set("user_id", options.user);
-    if (options.since !== undefined) query.set("since", String(options.since));
-    const response = await this.request(`/api/notifications?${query}`, streaming(options.signal));
-    for await (const { event, data } of events(response)) {
-      if (event !== "notification") continue;
-      const { number, source, user_id, text, data: more, time_seconds } = data;
-      yield { number, source, user: user_id, text, data: more, timeSeconds: time_seconds };
+    const query = queryOf({ user_id: options.user, since: options.since });
+    for await (const { number, source, user_id, text, data, time_seconds } of this.events(`/api/notifications?${query}`, "notification", options.signal)) {
+      yield { number, source, user: user_id, text, data, timeSeconds: time_seconds };
     }
   }
 
@@ -135,8 +91,7 @@ export class Host {
    */
   async export(dialect: string, options: { role?: string; userId?: string; level?: number; names?: readonly string[] } = {}): Promise<any> {
     const { role, userId, level, names } = options;
-    const given = Object.entries({ dialect, role, user_id: userId, level, names: names?.join(",") }).filter(([, value]) => value !== undefined);
-    const query = new URLSearchParams(given.map(([key, value]) => [key, String(value)]));
+    const query = queryOf({ dialect, role, user_id: userId, level, names: names?.join(",") });
     return parseJson(await (await this.request(`/api/tools/export?${query}`, {})).text());
   }
 
@@ -155,11 +110,9 @@ export class Host {
       request_state: inputs?.state || undefined,
     });
     const headers = { "content-type": "application/json", ...(onProgress ? { accept: "text/event-stream" } : {}) };
-    let sent = false; // whether the bus may have read the call
     try {
-      const response = await this.request("/api/tools/invoke", { method: "POST", body, headers, ...(signal ? { signal } : {}) });
-      sent = true;
-      if (!onProgress) return resultOf(parseJson(await response.text()));
+      const response = await this.request("/api/tools/invoke", { method: "POST", body, headers, signal });
+      if (!onProgress) return resultOf(parseJson(await response.text().catch(broken)));
       for await (const { event, data } of events(response)) {
         if (event === "result") return resultOf(data);
         const { progress = 0, total = 0, message = "", text = "" } = data;
@@ -167,24 +120,22 @@ export class Host {
       }
       throw new PeerLost("UNAVAILABLE", "the response ended without a result");
     } catch (problem) {
-      if (!(problem instanceof PeerLost) && !(sent && problem instanceof TypeError)) throw problem;
+      if (!(problem instanceof PeerLost)) throw problem;
       return new Result({ error: callError("UNAVAILABLE", "UNKNOWN", problem.message) });
     }
   }
 
-  private async *changes(signal?: AbortSignal): AsyncGenerator<HttpChange, void, undefined> {
-    const response = await this.request("/api/tools/events", streaming(signal));
-    for await (const { event, data } of events(response)) {
-      if (event !== "catalog") continue;
-      yield { ...data, added: data.added.map(toolOf), changed: data.changed.map(toolOf) };
-    }
+  /** Yields the data of the events of a kind. */
+  private async *events(path: string, kind: string, signal: AbortSignal | undefined): AsyncGenerator<any, void, undefined> {
+    const response = await this.request(path, { headers: { accept: "text/event-stream" }, signal });
+    for await (const { event, data } of events(response)) if (event === kind) yield data;
   }
 
   /** @throws RequestError the bus refuses; PeerLost there is no bus, or the connection broke. */
-  private async request(path: string, init: RequestInit): Promise<Response> {
+  private async request(path: string, init: Omit<RequestInit, "signal"> & { signal?: AbortSignal | undefined }): Promise<Response> {
     let response: Response;
     try {
-      response = await this.fetch(this.address + path, { ...init, headers: { ...this.headers, ...(init.headers as object) } });
+      response = await this.fetch(this.address + path, { ...init, headers: { ...this.headers, ...(init.headers as object) } } as RequestInit);
     } catch (problem) {
       if (init.signal?.aborted) throw init.signal.reason;
       throw new PeerLost("UNAVAILABLE", `no bus at ${this.address || "this origin"}: ${String(problem)}`);
@@ -194,8 +145,13 @@ export class Host {
   }
 }
 
-function streaming(signal: AbortSignal | undefined): RequestInit {
-  return { headers: { accept: "text/event-stream" }, ...(signal ? { signal } : {}) };
+function queryOf(values: { [key: string]: unknown }): URLSearchParams {
+  return new URLSearchParams(Object.entries(values).flatMap(([key, value]) => (value === undefined ? [] : [[key, String(value)]])));
+}
+
+/** Handles an error while a response is read: `fetch` has a TypeError where the connection broke. */
+function broken(problem: Error): never {
+  throw problem instanceof TypeError ? new PeerLost("UNAVAILABLE", `the connection to the bus broke: ${problem.message}`) : problem;
 }
 
 /** Yields the server-sent events of a response; leaving the loop closes the connection. */
@@ -204,13 +160,12 @@ async function* events(response: Response): AsyncGenerator<{ event: string; data
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(broken);
       if (done) return;
       const blocks = (rest + value).split(/\r?\n\r?\n/);
       rest = blocks.pop() ?? "";
       for (const block of blocks) {
-        const field = (name: string) =>
-          block.split(/\r?\n/).filter((line) => line.startsWith(`${name}:`)).map((line) => line.slice(name.length + 1).replace(/^ /, "")).join("\n"); // prettier-ignore
+        const field = (name: string) => Array.from(block.matchAll(new RegExp(`^${name}: ?(.*)$`, "gm")), ([, line]) => line).join("\n");
         const data = field("data");
         if (data) yield { event: field("event"), data: parseJson(data) };
       }
@@ -220,25 +175,20 @@ async function* events(response: Response): AsyncGenerator<{ event: string; data
   }
 }
 
-function toolOf(tool: any): HttpTool {
-  const { name, description, parameters, source, roles, schema_hash } = tool;
+function toolOf({ name, description, parameters, source, roles, schema_hash }: any): HttpTool {
   return { name, description, parameters: parameters ?? {}, source, roles: roles ?? [], schemaHash: schema_hash ?? "" };
 }
 
-function resultOf(body: any): Result {
+function resultOf({ call_id, output, is_error, error, content, input_requests, request_state }: any): Result {
   return new Result({
-    callId: body.call_id,
-    outputJson: toJson(body.output),
-    isError: body.is_error,
-    error: body.error ? errorOf(body.error) : null,
-    content: (body.content as any[]).map(contentOf),
-    inputRequestsJson: body.input_requests ? toJson(body.input_requests) : "",
-    requestState: body.request_state ?? "",
+    callId: call_id,
+    outputJson: toJson(output),
+    isError: is_error,
+    error: error && callError(error.code, error.stage, error.message, { retrySafe: error.retry_safe, limit: error.limit, retryAfterSeconds: error.retry_after_seconds, reason: error.reason }),
+    content: (content as any[]).map(contentOf),
+    inputRequestsJson: input_requests ? toJson(input_requests) : "",
+    requestState: request_state,
   });
-}
-
-function errorOf({ code, stage, message, retry_safe, limit, retry_after_seconds, reason }: any): CallError {
-  return callError(code, stage, message, { retrySafe: retry_safe, limit, retryAfterSeconds: retry_after_seconds, reason });
 }
 
 /** Reads a part of content, as protobuf's JSON mapping writes it: defaults are left out, bytes are base64. */

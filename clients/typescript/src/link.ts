@@ -5,10 +5,11 @@
  */
 import { create, toBinary, type DescMessage, type MessageInitShape, type MessageShape } from "@bufbuild/protobuf";
 
-import { AttachSchema, DrainSchema, HeartbeatSchema, type Attached } from "./gen/toolbus/v1/tool_bus_service_pb.js";
-import { ToolCallSchema, ToolCancelSchema, ToolProgressSchema, ToolResultSchema, type ToolCall, type ToolSchema } from "./gen/toolbus/v1/tool_pb.js";
+import { InvokeRequestSchema, type Attached, type InvokeResponse } from "./gen/toolbus/v1/tool_bus_service_pb.js";
+import type { ToolCall, ToolSchema } from "./gen/toolbus/v1/tool_pb.js";
 import type { Ask, Calls } from "./calls.js";
 import type { Run } from "./tools.js";
+import type { Connection, Stream } from "./wire.js";
 
 const MESSAGE_ITEMS = 128;
 const MESSAGE_BYTES = 1024 * 1024;
@@ -17,28 +18,14 @@ const HOLD_MS = 1; // that the results of calls of one message may wait for each
 const LEAVE_MS = 2000; // for the bus to end the stream after our drain, and again after our half-close
 export const TICK_MS = 500; // between two looks at the clock; later by as much means a standstill
 
-// The fields of InvokeRequest. One item of a field that is `single` is in a message, any number of the others.
-const FIELDS = {
-  attach: { number: 1, schema: AttachSchema, single: true },
-  calls: { number: 2, schema: ToolCallSchema, single: false },
-  results: { number: 3, schema: ToolResultSchema, single: false },
-  progress: { number: 4, schema: ToolProgressSchema, single: false },
-  cancels: { number: 5, schema: ToolCancelSchema, single: false },
-  heartbeat: { number: 6, schema: HeartbeatSchema, single: true },
-  drain: { number: 7, schema: DrainSchema, single: true },
-} as const;
-type Fields = typeof FIELDS;
-type Field = keyof Fields;
+type Request = MessageInitShape<typeof InvokeRequestSchema>;
+type Field = Exclude<keyof Request, `$${string}`>;
+type Message<F extends Field> = NonNullable<Request[F]> extends readonly (infer Each)[] ? Each : NonNullable<Request[F]>;
 
 interface Item {
   readonly field: Field;
-  /** Of its encoding. */
-  readonly size: number;
-  /** Null for a result that has only an id and an output: those are written straight into their message. */
-  readonly bytes: Uint8Array | null;
+  readonly bytes: Uint8Array;
   readonly callId: string;
-  readonly outputJson: string;
-  readonly outputBytes: number;
 }
 
 /** Encodes a message of the protocol. */
@@ -57,42 +44,23 @@ export class Outbox {
   largestItem = 16 * 1024 * 1024 - MARGIN;
   private items: Item[] = [];
   private first = 0; // the index of the oldest item
-  private waiting: NodeJS.Immediate | NodeJS.Timeout | null = null; // wakes the writer; null if it is awake
-  private holding = false; // whether all items are results that wait for others
+  private turn: NodeJS.Immediate | undefined; // wakes the writer after this turn of the loop
+  private hold: NodeJS.Timeout | undefined; // while all items are results that wait for others
 
-  /** Sets the limits that the bus states; 0 leaves the default. */
-  limit(resultBytes: number, messageBytes: number): void {
-    this.resultBytes = resultBytes || this.resultBytes;
-    if (messageBytes) this.largestItem = messageBytes - MARGIN;
-  }
-
-  put<F extends Field>(field: F, message: MessageInitShape<Fields[F]["schema"]>): void {
-    this.putBytes(field, encode(FIELDS[field].schema as DescMessage, message as MessageInitShape<DescMessage>));
+  put<F extends Field>(field: F, message: Message<F>): void {
+    this.putBytes(field, encode(InvokeRequestSchema.field[field].message as DescMessage, message as MessageInitShape<DescMessage>));
   }
 
   /** Adds an encoded item; drops it if the stream is over. With `hold` it may wait a moment for others, which follow. */
   putBytes(field: Field, bytes: Uint8Array, callId = "", hold = false): void {
-    this.add({ field, size: bytes.length, bytes, callId, outputJson: "", outputBytes: 0 }, hold);
-  }
-
-  /** Adds a result that has only an output, of so many bytes; otherwise as `putBytes`. */
-  putOutput(callId: string, outputJson: string, outputBytes: number, hold: boolean): void {
-    const idBytes = Buffer.byteLength(callId);
-    const size = 1 + varintSize(idBytes) + idBytes + 1 + varintSize(outputBytes) + outputBytes;
-    this.add({ field: "results", size, bytes: null, callId, outputJson, outputBytes }, hold);
-  }
-
-  private add(item: Item, hold: boolean): void {
     if (this.closed) return;
     const empty = this.first === this.items.length;
-    this.items.push(item);
-    if (hold && (empty || this.holding)) {
-      this.waiting ??= setTimeout(() => this.wake(), HOLD_MS);
-      this.holding = true;
-    } else if (this.waiting === null || this.holding) {
-      if (this.holding) clearTimeout(this.waiting as NodeJS.Timeout);
-      this.holding = false;
-      this.waiting = setImmediate(() => this.wake()); // once a turn of the loop: what comes together goes together
+    this.items.push({ field, bytes, callId });
+    if (hold && (empty || this.hold)) {
+      this.hold ??= setTimeout(() => this.wake(), HOLD_MS);
+    } else if (this.turn === undefined) {
+      this.stopHolding();
+      this.turn = setImmediate(() => this.wake()); // what comes together goes together
     }
   }
 
@@ -104,32 +72,26 @@ export class Outbox {
 
   /** Returns a message of the oldest items; null if none waits. */
   take(): Uint8Array | null {
-    if (this.first === this.items.length || (this.holding && !this.closed)) return null;
+    if (this.first === this.items.length || this.hold) return null;
     const singles = new Set<Field>();
     let size = 0;
     let end = this.first;
     for (; end < this.items.length && end - this.first < MESSAGE_ITEMS; end += 1) {
-      const item = this.items[end] as Item;
-      const more = 1 + varintSize(item.size) + item.size;
-      if (end > this.first && (size + more > MESSAGE_BYTES || singles.has(item.field))) break;
-      if (FIELDS[item.field].single) singles.add(item.field);
+      const { field, bytes } = this.items[end] as Item;
+      const more = headSize(bytes.length) + bytes.length;
+      if (end > this.first && (size + more > MESSAGE_BYTES || singles.has(field))) break;
+      if (InvokeRequestSchema.field[field].fieldKind !== "list") singles.add(field); // a message has one of these
       size += more;
     }
     const message = Buffer.allocUnsafe(size);
     let at = 0;
     for (; this.first < end; this.first += 1) {
-      const item = this.items[this.first] as Item;
-      at = writeHead(message, at, FIELDS[item.field].number, item.size);
-      if (item.bytes === null) {
-        const idBytes = Buffer.byteLength(item.callId);
-        at = writeText(message, writeHead(message, at, 1, idBytes), item.callId, idBytes);
-        at = writeText(message, writeHead(message, at, 2, item.outputBytes), item.outputJson, item.outputBytes);
-      } else {
-        message.set(item.bytes, at);
-        at += item.size;
-      }
+      const { field, bytes } = this.items[this.first] as Item;
+      at = writeHead(message, at, InvokeRequestSchema.field[field].number, bytes.length);
+      message.set(bytes, at);
+      at += bytes.length;
     }
-    if (this.first === this.items.length) {
+    if (end === this.items.length) {
       this.items = [];
       this.first = 0;
     }
@@ -138,24 +100,29 @@ export class Outbox {
 
   /** Returns the ids of the calls that are in no message yet. */
   unwrittenCalls(): Set<string> {
-    return new Set(this.items.slice(this.first).filter((item) => item.field === "calls").map((item) => item.callId));
+    return new Set(this.items.slice(this.first).filter(({ field }) => field === "calls").map(({ callId }) => callId));
   }
 
   private wake(): void {
-    if (this.holding) clearTimeout(this.waiting as NodeJS.Timeout);
-    this.waiting = null;
-    this.holding = false;
+    this.turn = undefined;
+    this.stopHolding();
     this.onReady();
+  }
+
+  private stopHolding(): void {
+    clearTimeout(this.hold);
+    this.hold = undefined;
   }
 }
 
-function varintSize(value: number): number {
-  let size = 1;
-  for (let rest = value; rest > 0x7f; rest >>>= 7) size += 1;
+/** Returns how many bytes stand before a field of so many bytes. */
+function headSize(length: number): number {
+  let size = 2;
+  for (let rest = length; rest > 0x7f; rest >>>= 7) size += 1;
   return size;
 }
 
-/** Writes the tag and the length of a field of length-delimited bytes; returns where they end. */
+/** Writes the tag and the length of a field; returns where they end. */
 function writeHead(message: Buffer, start: number, number: number, length: number): number {
   let at = start;
   message[at++] = (number << 3) | 2;
@@ -165,10 +132,17 @@ function writeHead(message: Buffer, start: number, number: number, length: numbe
   return at;
 }
 
-function writeText(message: Buffer, at: number, text: string, bytes: number): number {
-  if (bytes === text.length) message.write(text, at, "latin1"); // ASCII: much faster
-  else message.write(text, at, "utf8");
-  return at + bytes;
+function writeText(message: Buffer, start: number, number: number, text: string, bytes: number): number {
+  const at = writeHead(message, start, number, bytes);
+  return at + message.write(text, at, bytes === text.length ? "latin1" : "utf8"); // of ASCII, the first is much faster
+}
+
+/** Encodes a result that has an output of so many bytes and nothing else: much faster than `encode`. */
+export function encodeOutput(callId: string, outputJson: string, outputBytes: number): Uint8Array {
+  const idBytes = Buffer.byteLength(callId);
+  const message = Buffer.allocUnsafe(headSize(idBytes) + idBytes + headSize(outputBytes) + outputBytes);
+  writeText(message, writeText(message, 0, 1, callId, idBytes), 2, outputJson, outputBytes);
+  return message;
 }
 
 /** One stream, from its attach to its end. */
@@ -178,47 +152,49 @@ export class Link {
   readonly pending = new Map<string, Ask>(); // calls of our own that the bus has not answered, by our id
   readonly waiting = new Set<Ask>(); // nested calls that wait for room, oldest first
   readonly standstill = new Standstill(this.outbox);
+  readonly stream: Stream;
   attached: Attached | null = null; // the bus's first answer; null before it
   attachedAt = 0; // the time of that answer
   heardAt = performance.now(); // the start of the stream, or the bus's last message
   declared = 0; // the version of the tools in the newest attach
+  readonly unanswered: number[] = []; // those of the attaches that the bus has not answered
   pages: MessageInitShape<typeof ToolSchema>[][] = []; // tools of that attach that did not fit into it
   subscribed = 0; // how many feeds the newest attach subscribed to
   drainSent = false;
   drainReceived = false;
   argumentsBytes = 1024 * 1024;
   heartbeatMs = 10_000;
-  private leaveTimer: NodeJS.Timeout | null = null; // half-closes, then cancels; null while calls are left
+  private leaveTimer: NodeJS.Timeout | undefined; // half-closes, then cancels; undefined while calls are left
   private ids = 0;
 
-  /** @param giveUp cancels the stream, with a reason; `calls` makes the calls of its handlers. */
-  constructor(private readonly giveUp: (reason: string) => void, readonly calls: Calls, public callsInFlight: number) {}
+  /** @param calls makes the calls of the handlers of this stream. */
+  constructor(readonly connection: Connection, readonly calls: Calls, public callsInFlight: number, onMessage: (message: InvokeResponse) => void) {
+    this.stream = connection.invoke(this.outbox, onMessage);
+  }
 
   /** Takes the bus's first answer, and with it the limits; what is unset has its default. */
   open(attached: Attached): void {
     this.attached = attached;
     this.attachedAt = performance.now();
-    this.callsInFlight = attached.limits?.callsInFlight || this.callsInFlight;
-    this.argumentsBytes = attached.limits?.argumentsBytes || this.argumentsBytes;
-    this.outbox.limit(attached.limits?.resultBytes ?? 0, attached.limits?.messageBytes ?? 0);
+    const { callsInFlight, argumentsBytes, resultBytes, messageBytes } = attached.limits ?? {};
+    this.callsInFlight = callsInFlight || this.callsInFlight;
+    this.argumentsBytes = argumentsBytes || this.argumentsBytes;
+    this.outbox.resultBytes = resultBytes || this.outbox.resultBytes;
+    if (messageBytes) this.outbox.largestItem = messageBytes - MARGIN;
     this.heartbeatMs = attached.heartbeatSeconds * 1000 || this.heartbeatMs;
     this.standstill.echoes = attached.echoes;
   }
 
   /** Whether either side has sent a drain: then only nested calls are made. */
-  get leaving(): boolean {
-    return this.drainSent || this.drainReceived;
-  }
+  get leaving(): boolean { return this.drainSent || this.drainReceived; }
+
+  get hasRoom(): boolean { return this.pending.size < this.callsInFlight; }
 
   /** Returns an id that no call on this stream has had. */
-  nextId(): string {
-    return `c${++this.ids}`;
-  }
+  nextId(): string { return `c${++this.ids}`; }
 
   /** Returns how long the session has been live, in ms; below 0 if it never was. */
-  liveMs(): number {
-    return this.attached === null ? -1 : performance.now() - this.attachedAt;
-  }
+  liveMs(): number { return this.attached === null ? -1 : performance.now() - this.attachedAt; }
 
   /** Sends the bus a drain, once. */
   drain(reason: string): void {
@@ -235,16 +211,15 @@ export class Link {
    */
   whenIdle(): void {
     if (!this.leaving) return;
-    const busy = this.running.size + this.pending.size + this.waiting.size + this.standstill.held.size > 0;
-    if (busy) {
-      if (this.leaveTimer !== null) clearTimeout(this.leaveTimer);
-      this.leaveTimer = null;
+    if (this.running.size + this.pending.size + this.waiting.size + this.standstill.held.size > 0) {
+      clearTimeout(this.leaveTimer);
+      this.leaveTimer = undefined;
     } else if (this.drainReceived) {
       this.outbox.close();
     } else {
       this.leaveTimer ??= setTimeout(() => {
         this.outbox.close();
-        this.leaveTimer = setTimeout(() => this.giveUp("the bus does not end the stream"), LEAVE_MS);
+        this.leaveTimer = setTimeout(() => this.stream.giveUp("the bus does not end the stream"), LEAVE_MS);
       }, LEAVE_MS);
     }
   }
@@ -252,7 +227,7 @@ export class Link {
   /** Lets the outbox drop further items, after the end of the stream. */
   end(): void {
     this.outbox.close();
-    if (this.leaveTimer !== null) clearTimeout(this.leaveTimer);
+    clearTimeout(this.leaveTimer);
   }
 }
 

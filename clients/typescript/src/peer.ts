@@ -4,6 +4,7 @@
  * `tools.ts` answers the calls of the bus, `calls.ts` makes calls, `link.ts` holds the state of one stream.
  */
 import { randomBytes } from "node:crypto";
+import { setTimeout as sleep } from "node:timers/promises";
 
 import { Addresses, LOOK_UP_MS } from "./addresses.js";
 import { Calls } from "./calls.js";
@@ -12,7 +13,7 @@ import { Link, TICK_MS } from "./link.js";
 import { changeFromWire, notificationFromWire, type CatalogChange, type ListedTool, type Notification } from "./shapes.js";
 import { Tools } from "./tools.js";
 import { PeerLost, RequestError, SetupError, ToolBusError } from "./values.js";
-import { readCredential, renewed, whyUnanswered, type Connection, type Credential, type End, type Stream } from "./wire.js";
+import { readCredential, renewed, whyUnanswered, type Connection, type Credential, type End } from "./wire.js";
 
 const ADDRESS = "127.0.0.1:48930";
 const ATTACH_MS = 10_000; // for connecting, and for the answer to the attach
@@ -60,19 +61,23 @@ export interface WaitingTool {
   readonly role: string;
 }
 
-/** Fields of the attach that only plugins have, and what the peer tells its owner. */
-export interface PeerRole {
+/** What plugins can state beside that. */
+export interface PluginOptions extends PeerOptions {
+  /** Lists the tools as `source:name`, so that they never collide with another plugin's. */
   readonly qualified?: boolean;
+  /** Texts for operators, which `toolbus list` shows. */
   readonly notices?: readonly string[];
+  /** Offers none of the tools if the bus refuses one of them. */
   readonly allOrNone?: boolean;
+  /** Is called once for each reason why the bus refuses a tool. */
   readonly onRefused?: (tool: RefusedTool) => void;
 }
 
 /** The options of a peer with what the environment and the credential state. */
-export type Settings = PeerOptions & Required<Pick<PeerOptions, "address" | "credential" | "token" | "instance" | "log">>;
+export type Settings = PluginOptions & Required<Pick<PeerOptions, "address" | "credential" | "token" | "instance" | "log">>;
 
 /** @throws SetupError the credential cannot be read. */
-export function settingsOf(options: PeerOptions): Settings {
+export function settingsOf(options: PluginOptions): Settings {
   const { TOOLBUS_ADDRESS, TOOLBUS_CREDENTIAL, TOOLBUS_TOKEN } = process.env;
   const credential = options.credential || TOOLBUS_CREDENTIAL || "";
   return {
@@ -83,6 +88,18 @@ export function settingsOf(options: PeerOptions): Settings {
     instance: options.instance ?? randomBytes(16).toString("hex"),
     log: options.log ?? ((text) => console.error(`toolbus: ${text}`)),
   };
+}
+
+/** Lets some wait for what others do next. */
+export class Change {
+  private wake: () => void = () => undefined;
+  next = new Promise<void>((resolve) => (this.wake = resolve));
+
+  notify(): void {
+    const { wake } = this;
+    this.next = new Promise((resolve) => (this.wake = resolve));
+    wake();
+  }
 }
 
 type Feeds = { catalog: CatalogChange; notifications: Notification };
@@ -96,7 +113,6 @@ export class Peer {
   readonly waiting = new Map<string, WaitingTool>();
   /** The first answer to the attach of the current stream; null without a session. */
   attached: Attached | null = null;
-  connection: Connection | null = null; // null between two streams
   readonly log: (text: string) => void;
   readonly address: string;
   private readonly addresses: Addresses;
@@ -106,30 +122,24 @@ export class Peer {
   private unusable = ""; // why the file of the credential could not be used; "" where it could
   private left = ""; // why this peer does not attach again; empty while it does
   private refusal: ToolBusError | null = null; // why `run` ended; null unless the bus refused this peer
-  private giveUp: (reason: string) => void = () => undefined; // cancels the current stream
-  private wake: () => void = () => undefined; // ends a pause
+  private waking = new AbortController(); // ends a pause
   private running: Promise<void> | null = null;
-  private readonly changed = new Set<() => void>(); // those who wait for an answer of the bus, or for the end
-  private declarations: number[] = []; // the versions of the tools in attaches that the bus has not answered
+  private readonly changed = new Change(); // an answer of the bus, an item of a subscription, or the end
   private answered = -1; // the version of the tools for which the bus has answered last
-  private readonly shownWaiting = new Set<string>(); // roles and names of the waiting tools that were logged
+  private readonly noted = new Set<string>(); // what was logged about tools
   private declaring = false; // whether another attach is about to be made
   private explained = false; // whether it was looked into why a bus that is there does not answer, or is not needed
   private fatal: ToolBusError | null = null; // why the bus refused tools that are to be offered all or none
-  private readonly shown = new Map<string, Failure>(); // why the last attempt at each bus failed; empty while attached
-  private readonly readers = new Map<Reader<any>, Feed>();
+  /** Why the last attempt at each bus failed: as logged, and what a look at the bus has found; empty while attached. */
+  private readonly shown = new Map<string, { text: string; why: string }>();
+  private readonly readers = new Map<unknown[], Feed>(); // the items that each reader of a subscription has not taken yet
   private readonly subscribed = new Set<Feed>();
   private readonly catalog = new Map<string, ListedTool>(); // by source and name
   private revision = 0; // of the catalog here; 0 before the first list came
   private newest = 0n; // the number of the newest notification
 
   /** @throws SetupError the source or the address breaks a rule. */
-  constructor(
-    source: string,
-    private readonly options: Settings,
-    private readonly role: PeerRole = {},
-    readonly tools = new Tools(options.log),
-  ) {
+  constructor(source: string, private readonly options: Settings, readonly tools = new Tools(options.log)) {
     if (!/^[A-Za-z0-9_.:-]{1,128}$/.test(source)) {
       throw new SetupError(`the source is '${source}', it must be 1 to 128 of [A-Za-z0-9_.:-]`);
     }
@@ -139,6 +149,9 @@ export class Peer {
     this.log = options.log;
     this.calls = new Calls(this.log);
   }
+
+  /** The connection to the current bus; undefined between two. */
+  get connection(): Connection | undefined { return this.link?.connection; }
 
   /**
    * Attaches, serves and reconnects, until `leave` is called or the bus sends a drain that is final.
@@ -161,13 +174,13 @@ export class Peer {
     this.attached = null;
     this.calls.close("this peer is leaving the bus");
     this.link?.drain(reason);
-    this.wake();
-    this.notifyChanged();
+    this.waking.abort();
+    this.changed.notify();
   }
 
   /** Waits for the end of `run`, at most so long; then gives the stream up. Never throws. */
   async ended(seconds: number): Promise<void> {
-    const timer = setTimeout(() => this.giveUp("the calls in flight took too long"), seconds * 1000);
+    const timer = setTimeout(() => this.link?.stream.giveUp("the calls in flight took too long"), seconds * 1000);
     await this.running?.catch(() => undefined);
     clearTimeout(timer);
   }
@@ -178,29 +191,27 @@ export class Peer {
    * @throws RequestError the bus refused this peer; PeerLost this peer has left, or the time is over.
    */
   async until(condition: () => boolean, seconds = Infinity): Promise<void> {
-    const end = performance.now() + seconds * 1000;
-    while (!condition()) {
-      if (this.refusal !== null) throw this.refusal;
-      if (this.left) throw new PeerLost("UNAVAILABLE", this.left);
-      const rest = end - performance.now();
-      if (rest <= 0) throw new PeerLost("DEADLINE_EXCEEDED", `no bus answered at ${this.options.address} within ${seconds} s: ${[...this.shown.values()].map(({ text, why }) => why || text).join("; ") || "is it running?"}`);
-      await new Promise<void>((resolve) => {
-        const timer = rest === Infinity ? undefined : setTimeout(done, Math.min(rest, 2 ** 31 - 1));
-        const { changed } = this;
-        function done() {
-          clearTimeout(timer);
-          changed.delete(done);
-          resolve();
-        }
-        changed.add(done);
-      });
+    let over = false;
+    const end = () => {
+      over = true;
+      this.changed.notify();
+    };
+    const timer = seconds === Infinity ? undefined : setTimeout(end, Math.min(Math.max(0, seconds) * 1000, 2 ** 31 - 1));
+    try {
+      for (; !condition(); await this.changed.next) {
+        if (this.refusal !== null) throw this.refusal;
+        if (this.left) throw new PeerLost("UNAVAILABLE", this.left);
+        if (!over) continue;
+        const why = [...this.shown.values()].map((each) => each.why || each.text).join("; ") || "is it running?";
+        throw new PeerLost("DEADLINE_EXCEEDED", `no bus answered at ${this.addresses.text} within ${seconds} s: ${why}`);
+      }
+    } finally {
+      clearTimeout(timer);
     }
   }
 
   /** Whether the bus has answered for all tools as they are now. */
-  get declared(): boolean {
-    return this.attached !== null && this.answered === this.tools.version;
-  }
+  get declared(): boolean { return this.attached !== null && this.answered === this.tools.version; }
 
   /** Attaches again if the tools have changed; all changes of one turn of the loop go into one attach. */
   toolsChanged(): void {
@@ -208,32 +219,31 @@ export class Peer {
     this.declaring = true;
     setImmediate(() => {
       this.declaring = false;
-      const { link } = this;
-      if (link?.attached != null && link.declared !== this.tools.version && !link.leaving) this.declare(link);
+      if (this.link?.declared !== this.tools.version) this.declareAgain();
     });
   }
 
   /** Yields what the bus sends to a subscription from now on; the whole catalog first. */
   async *read<F extends Feed>(feed: F): AsyncGenerator<Feeds[F], void, undefined> {
-    const reader = new Reader<Feeds[F]>();
+    const items: Feeds[F][] = [];
     if (feed === "catalog" && this.revision) {
-      reader.put({ revision: this.revision, full: true, added: [...this.catalog.values()], changed: [], removed: [] } as never);
+      items.push({ revision: this.revision, full: true, added: [...this.catalog.values()], changed: [], removed: [] } as never);
     }
-    this.readers.set(reader, feed);
+    this.readers.set(items, feed);
     if (!this.subscribed.has(feed)) {
       this.subscribed.add(feed);
-      if (this.link?.attached != null && !this.link.leaving) this.declare(this.link);
+      this.declareAgain();
     }
     this.begin();
     try {
-      while (true) {
-        if (reader.items.length > 0) yield reader.items.shift() as Feeds[F];
+      for (;;) {
+        if (items.length > 0) yield items.shift()!;
         else if (this.refusal !== null) throw this.refusal;
         else if (this.left) return;
-        else await reader.wait();
+        else await this.changed.next;
       }
     } finally {
-      this.readers.delete(reader);
+      this.readers.delete(items);
     }
   }
 
@@ -246,8 +256,9 @@ export class Peer {
       for (let attempt = 0; !this.left; attempt += 1) {
         const buses = await this.lookUp();
         if (this.left) break;
-        const address = typeof buses === "string" ? this.address : (buses[attempt % buses.length] as string);
-        const { end, lived } = typeof buses === "string" ? { end: { code: "UNAVAILABLE", text: buses }, lived: -1 } : await this.serve(address);
+        const isKnown = typeof buses !== "string";
+        const address = isKnown ? (buses[attempt % buses.length] as string) : this.address;
+        const { end, lived } = isKnown ? await this.serve(address) : { end: { code: "UNAVAILABLE", text: buses }, lived: -1 };
         if (this.fatal !== null) throw this.fatal;
         const again = lived < STEADY_MS && (lived < 0 || keyEnded);
         keyEnded = end.code === "UNAUTHENTICATED";
@@ -256,8 +267,8 @@ export class Peer {
         if (this.left) break;
         const [first, longest] = PAUSES[end.code] ?? OTHER_PAUSES;
         this.showFailure(address, end, longest);
-        if (lived < 0 && typeof buses !== "string" && (attempt + 1) % buses.length !== 0) continue; // another bus may be there
-        await this.pause(Math.random() * Math.min(longest, first * 2 ** Math.min(failures, 10)));
+        if (lived < 0 && isKnown && (attempt + 1) % buses.length !== 0) continue; // another bus may be there
+        await this.pause(Math.random() * Math.min(longest, first * 2 ** failures));
         failures += 1;
       }
     } catch (problem) {
@@ -266,8 +277,7 @@ export class Peer {
     } finally {
       this.left ||= "this peer has left the bus";
       this.calls.close(this.refusal === null ? this.left : `the bus refuses this peer: ${this.refusal.message}`);
-      this.notifyChanged();
-      for (const reader of this.readers.keys()) reader.wake();
+      this.changed.notify();
     }
   }
 
@@ -276,49 +286,37 @@ export class Peer {
     if (!this.addresses.hasNames) return this.addresses.known;
     const found = this.addresses.lookUp().catch((problem: PeerLost) => problem.details);
     const buses = await Promise.race([found, this.pause(LOOK_UP_MS)]);
-    this.wake();
+    this.waking.abort();
     return buses ?? `DNS does not answer within ${LOOK_UP_MS / 1000} s`;
   }
 
   /** Runs one stream from its attach to its end; returns its status, and how long the session was live, in ms. */
-  private serve(address: string): Promise<{ end: End; lived: number }> {
-    return new Promise((resolve, reject) => {
-      let stream: Stream | null = null;
-      const link = new Link((reason) => stream?.giveUp(reason), this.calls, this.options.maxInFlight || 256);
-      try {
-        const { connection, credential, why } = renewed(address, this.options.credential, this.credential);
-        if (why && why !== this.unusable) this.log(why);
-        this.connection = connection;
-        this.credential = credential;
-        this.unusable = why;
-      } catch (problem) {
-        return reject(problem as Error);
-      }
-      const connection = this.connection;
-      const onEnd = (end: End) => {
-        clearInterval(monitor);
-        this.link = this.connection = this.attached = null;
-        this.tools.lost(link);
-        this.calls.lost(link, end.code === "OK" && link.drainReceived);
-        link.end();
-        connection.close();
-        this.notifyChanged();
-        resolve({ end, lived: link.liveMs() });
-      };
-      this.giveUp = (reason) => stream?.giveUp(reason);
-      stream = connection.invoke(link.outbox, (message) => this.receive(message, link), onEnd);
-      const monitor = setInterval(() => this.look(link, stream as Stream), TICK_MS);
-      this.link = link;
-      this.declare(link);
-      if (this.left) link.drain("leaving");
-    });
+  private async serve(address: string): Promise<{ end: End; lived: number }> {
+    const { connection, credential, why } = renewed(address, this.options.credential, this.credential);
+    if (why && why !== this.unusable) this.log(why);
+    this.credential = credential;
+    this.unusable = why;
+    const link = new Link(connection, this.calls, this.options.maxInFlight || 256, (message) => this.receive(message, link));
+    const monitor = setInterval(() => this.look(link), TICK_MS);
+    this.link = link;
+    this.declare(link);
+    if (this.left) link.drain("leaving");
+    const end = await link.stream.ended;
+    clearInterval(monitor);
+    this.link = this.attached = null;
+    this.tools.lost(link);
+    this.calls.lost(link, end.code === "OK" && link.drainReceived);
+    link.end();
+    connection.close();
+    this.changed.notify();
+    return { end, lived: link.liveMs() };
   }
 
   /** Gives up a stream on which the bus is silent. A time in which this process stood still does not count. */
-  private look(link: Link, stream: Stream): void {
+  private look(link: Link): void {
     if (link.standstill.look()) link.heardAt = performance.now();
     const silence = link.attached === null ? ATTACH_MS : MISSED_HEARTBEATS * link.heartbeatMs;
-    if (performance.now() - link.heardAt > silence) stream.giveUp(`the bus has sent nothing for ${silence / 1000} s`);
+    if (performance.now() - link.heardAt > silence) link.stream.giveUp(`the bus has sent nothing for ${silence / 1000} s`);
   }
 
   /** Logs why an attempt failed, once. */
@@ -341,20 +339,15 @@ export class Peer {
     return `the bus at ${address} refuses ${this.identity.source}: ${why}`;
   }
 
-  private pause(ms: number): Promise<void> {
-    return new Promise((resolve) => {
-      const timer = setTimeout(resolve, ms);
-      this.wake = () => {
-        clearTimeout(timer);
-        resolve();
-      };
-    });
+  private async pause(ms: number): Promise<void> {
+    this.waking = new AbortController();
+    await sleep(ms, undefined, { signal: this.waking.signal }).catch(() => undefined);
   }
 
   /** Logs why a bus that is there does not answer, if that can be found out. */
   private async explain(address: string, text: string): Promise<void> {
     this.explained = true;
-    const { why, reached } = await whyUnanswered(address, this.options.credential);
+    const { why, reached } = await whyUnanswered(address, this.options.credential, this.credential ?? {});
     this.explained = reached;
     if (!why || this.attached !== null || this.left) return;
     this.log(why);
@@ -363,49 +356,43 @@ export class Peer {
 
   private declare(link: Link): void {
     const [tools = [], ...pages] = this.tools.pages(ATTACH_BYTES);
+    const { maxInFlight, qualified, notices = [], allOrNone } = this.options;
     link.pages = pages;
     link.declared = this.tools.version;
+    link.unanswered.push(link.declared);
     link.subscribed = this.subscribed.size;
-    this.declarations.push(link.declared);
-    if (link.attached === null) this.declarations.splice(0, Infinity, link.declared);
     link.outbox.put("attach", {
       ...this.identity,
       protocolVersion: 1,
       tools,
-      maxInFlight: this.options.maxInFlight ?? 0,
       subscribe: [...this.subscribed].map((feed) => SUBSCRIPTIONS[feed]),
       notificationsAfter: this.newest,
-      qualified: this.role.qualified ?? false,
-      notices: [...(this.role.notices ?? [])],
-      allOrNone: this.role.allOrNone ?? false,
+      notices: [...notices],
+      ...{ maxInFlight, qualified, allOrNone },
     });
   }
 
+  /** Attaches again on the stream that there is. */
+  private declareAgain(): void { if (this.link?.attached != null && !this.link.leaving) this.declare(this.link); }
+
   /** Offers the tools that did not fit into the attach. */
-  private async register(link: Link, sessionId: string, version: number, before: ReadonlyMap<string, RefusedTool>): Promise<void> {
-    const { connection } = this;
-    const allOrNone = this.role.allOrNone ?? false;
+  private async register(link: Link, sessionId: string, version: number): Promise<void> {
+    const { allOrNone } = this.options;
     try {
       for (const tools of link.pages) {
-        const request = { sessionId, tools, allOrNone };
-        const answer = await connection!.unary("Register", RegisterRequestSchema, request, RegisterResponseSchema, REGISTER_SECONDS);
+        const answer = await link.connection.unary("Register", RegisterRequestSchema, { sessionId, tools, allOrNone }, RegisterResponseSchema, REGISTER_SECONDS);
         if (link !== this.link || link.declared !== version) return; // a later attach declares them again
-        this.noteRefused(answer.refused, before);
-        this.noteWaiting(answer.waiting, false);
+        this.noteTools(answer.refused, answer.waiting);
       }
     } catch (problem) {
       if (link !== this.link) return;
       const { message } = problem as ToolBusError;
       this.log(`the bus refused tools that did not fit into one message: ${message}`);
       if (allOrNone && !(problem instanceof PeerLost)) this.fatal = problem as ToolBusError;
-      return this.giveUp(message);
+      return link.stream.giveUp(message);
     }
     this.answered = version;
-    this.notifyChanged();
-  }
-
-  private notifyChanged(): void {
-    for (const done of [...this.changed]) done();
+    this.changed.notify();
   }
 
   // -- messages of the bus -----------------------------------------------------------------------------------------------
@@ -416,7 +403,7 @@ export class Peer {
     link.standstill.look();
     link.heardAt = performance.now();
     if (message.attached) this.onAttached(message.attached, link);
-    for (const event of message.events) this.note(event, link);
+    for (const event of message.events) this.note(event);
     if (message.calls.length > 0) this.tools.begin(message.calls, link);
     if (message.progress.length > 0) this.calls.progress(message.progress, link);
     if (message.results.length > 0) this.calls.results(message.results, link);
@@ -431,16 +418,15 @@ export class Peer {
   private onAttached(attached: Attached, link: Link): void {
     const [whole] = attached.refused;
     const itself = whole !== undefined && attached.refusedTotal === 0;
-    const before = new Map(this.refused);
     if (itself) {
       this.log(`the bus refused the tools: ${whole.error}`); // the attach itself: everything stays as it was
     } else {
       this.refused.clear();
-      this.noteRefused(attached.refused, before);
-      this.noteWaiting(attached.waiting, true);
+      this.waiting.clear();
+      this.noteTools(attached.refused, attached.waiting);
     }
-    const version = this.declarations.shift() ?? this.answered;
-    if (this.declarations.length === 0 && link.pages.length > 0 && !itself) void this.register(link, attached.sessionId, version, before);
+    const version = link.unanswered.shift() ?? this.answered;
+    if (link.unanswered.length === 0 && link.pages.length > 0 && !itself) void this.register(link, attached.sessionId, version);
     else this.answered = version;
     if (link.attached === null) {
       link.open(attached);
@@ -455,13 +441,13 @@ export class Peer {
         this.calls.open(link);
       }
     }
-    if (link.subscribed !== this.subscribed.size && !link.leaving) this.declare(link);
+    if (link.subscribed !== this.subscribed.size) this.declareAgain();
     this.toolsChanged();
-    this.notifyChanged();
+    this.changed.notify();
   }
 
   /** Takes an event. Events for the author are logged as warnings; unknown kinds are ignored. */
-  private note({ kind }: Event, link: Link): void {
+  private note({ kind }: Event): void {
     if (kind.case === "catalog") {
       const change = changeFromWire(kind.value);
       if (change.full) this.catalog.clear();
@@ -481,45 +467,45 @@ export class Peer {
     } else if (kind.case === "permissionChanged") {
       const { permission, granted } = kind.value;
       this.log(`the permission '${permission}' was ${granted ? "granted" : "revoked"}`);
-      if (permission === "tools" && granted && !link.leaving) this.declare(link); // the bus withdrew the tools
+      if (permission === "tools" && granted) this.declareAgain(); // the bus withdrew the tools
     } else if (kind.case === "toolsReviewed") {
       const { registered, refused, waiting } = kind.value;
-      const names = new Set([...registered, ...refused.map((tool) => tool.name), ...waiting.map((tool) => tool.name)]);
-      const before = new Map(this.refused);
+      const names = new Set([...registered, ...[...refused, ...waiting].map((tool) => tool.name)]);
       for (const known of [this.refused, this.waiting]) {
         for (const [key, tool] of known) if (names.has(tool.name)) known.delete(key);
       }
-      this.noteRefused(refused, before);
-      this.noteWaiting(waiting, false);
+      this.noteTools(refused, waiting);
     }
   }
 
   private passOn(feed: Feed, item: unknown): void {
-    for (const [reader, read] of this.readers) if (read === feed) reader.put(item);
+    for (const [items, read] of this.readers) if (read === feed) items.push(item);
+    this.changed.notify();
   }
 
-  /** Stores which tools the bus refused; logs each reason once, not again after every reconnect. */
-  private noteRefused(tools: readonly WireRefused[], before: ReadonlyMap<string, RefusedTool>): void {
-    for (const { name, error, role = "" } of tools) {
-      const key = `${role} ${name}`;
+  /** Stores which tools the bus refused, and which wait for a role; logs each reason once, not again after every reconnect. */
+  private noteTools(refused: readonly WireRefused[], waiting: readonly WireWaiting[]): void {
+    for (const { name, error, role = "" } of refused) {
       const tool = { name, error, role };
-      this.refused.set(key, tool);
-      if (before.get(key)?.error === error) continue;
-      this.log(`the bus does not offer the tool '${name}': ${error}`);
-      this.role.onRefused?.(tool);
+      this.refused.set(`${role} ${name}`, tool);
+      if (!this.isNew(`the bus does not offer the tool '${name}': ${error}`, role)) continue;
+      try {
+        this.options.onRefused?.(tool);
+      } catch (problem) {
+        this.log(`onRefused failed: ${String(problem)}`);
+      }
+    }
+    for (const { name, role } of waiting) {
+      this.waiting.set(`${role} ${name}`, { name, role });
+      this.isNew(`the tool '${name}' waits for role '${role}', which the bus does not have`, role);
     }
   }
 
-  /** Stores which tools wait for a role; logs each once. */
-  private noteWaiting(tools: readonly WireWaiting[], all: boolean): void {
-    const before = new Set(this.shownWaiting);
-    if (all) this.waiting.clear();
-    for (const { name, role } of tools) {
-      const key = `${role} ${name}`;
-      this.waiting.set(key, { name, role });
-      this.shownWaiting.add(key);
-      if (!before.has(key)) this.log(`the tool '${name}' waits for role '${role}', which the bus does not have`);
-    }
+  /** Logs what is said about a tool of a role for the first time, and returns whether it is. */
+  private isNew(text: string, role: string): boolean {
+    const before = this.noted.size;
+    if (this.noted.add(`${role} ${text}`).size > before) this.log(text);
+    return this.noted.size > before;
   }
 
   private drained(reason: string, link: Link): void {
@@ -531,26 +517,5 @@ export class Peer {
       this.left ||= `the bus ended this peer's session: ${reason}`;
       this.calls.close(this.left);
     }
-  }
-}
-
-/** Why an attempt at a bus failed: as it was logged, and what a look at the bus has found ("" before that). */
-interface Failure {
-  readonly text: string;
-  readonly why: string;
-}
-
-/** The items of a subscription that its reader has not taken yet. */
-class Reader<T> {
-  readonly items: T[] = [];
-  wake: () => void = () => undefined;
-
-  put(item: T): void {
-    this.items.push(item);
-    this.wake();
-  }
-
-  wait(): Promise<void> {
-    return new Promise((resolve) => (this.wake = resolve));
   }
 }

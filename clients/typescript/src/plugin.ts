@@ -2,25 +2,13 @@
 import { setTimeout as sleep } from "node:timers/promises";
 
 import { Addresses, LOOK_UP_MS } from "./addresses.js";
-import { Peer, settingsOf, type PeerOptions, type RefusedTool, type Settings, type WaitingTool } from "./peer.js";
+import { Change, Peer, settingsOf, type PluginOptions, type RefusedTool, type Settings, type WaitingTool } from "./peer.js";
 import { resultFromWire } from "./shapes.js";
 import type { Schema } from "./schema.js";
 import { Tools, type Handler, type ToolOptions, type ToolScope } from "./tools.js";
-import { argumentsJson, PeerLost, type Result } from "./values.js";
+import { argumentsJson, PeerLost, type CallOptions, type Result } from "./values.js";
 
 const GRACE_SECONDS = 30; // for calls in flight, when a plugin leaves
-
-/** What a plugin can state. */
-export interface PluginOptions extends PeerOptions {
-  /** Lists the tools as `source:name`, so that they never collide with another plugin's. */
-  readonly qualified?: boolean;
-  /** Texts for operators, which `toolbus list` shows. */
-  readonly notices?: readonly string[];
-  /** Offers none of the tools if the bus refuses one of them. */
-  readonly allOrNone?: boolean;
-  /** Is called once for each reason why the bus refuses a tool. */
-  readonly onRefused?: (tool: RefusedTool) => void;
-}
 
 /** A message of a conversation with a model. */
 export interface Message {
@@ -58,11 +46,10 @@ export class Plugin {
   private readonly leaving = new AbortController();
   private peers: readonly Peer[] = []; // one for each bus
   private begun = false;
-  private changed: () => void = () => undefined; // there are other peers
-  private change = new Promise<void>((resolve) => (this.changed = resolve));
+  private readonly changed = new Change(); // there are other peers, or it leaves
 
   /** @throws SetupError the source or the credential breaks a rule. */
-  constructor(readonly source: string, private readonly options: PluginOptions = {}) {
+  constructor(readonly source: string, options: PluginOptions = {}) {
     this.settings = settingsOf(options);
     this.tools = new Tools(this.settings.log);
     this.addresses = new Addresses(this.settings.address);
@@ -73,14 +60,13 @@ export class Plugin {
   private attach(buses: readonly string[]): void {
     if (this.leaving.signal.aborted) return;
     const before = this.peers;
-    const made = (address: string) => new Peer(this.source, { ...this.settings, address }, this.options, this.tools);
+    const made = (address: string) => new Peer(this.source, { ...this.settings, address }, this.tools);
     const peers = buses.map((address) => before.find((peer) => peer.address === address) ?? made(address));
     if (peers.length === before.length && peers.every((peer) => before.includes(peer))) return;
     this.peers = peers;
     if (this.begun) for (const peer of peers) peer.begin();
     for (const peer of before) if (!peers.includes(peer)) peer.leave("DNS does not name this bus any more");
-    this.changed();
-    this.change = new Promise((resolve) => (this.changed = resolve));
+    this.changed.notify();
   }
 
   /** Attaches to the buses that DNS has for names, as long as the plugin lives. */
@@ -98,15 +84,21 @@ export class Plugin {
     }
   }
 
-  /** The tools that the bus refused, each with its reason. */
-  get refused(): readonly RefusedTool[] {
-    return this.peers.flatMap((peer) => [...peer.refused.values()]);
+  /** Waits for what is asked of all peers, again whenever there are others. */
+  private async ofAll<T>(ask: (peers: readonly Peer[]) => Promise<T>): Promise<T | undefined> {
+    for (;;) {
+      const { peers } = this;
+      const isOver = peers.length > 0 || this.leaving.signal.aborted; // without a bus, names may still get some
+      const answer = await Promise.race([this.changed.next, ...(isOver ? [ask(peers)] : [])]);
+      if (peers === this.peers && isOver) return answer as T;
+    }
   }
 
+  /** The tools that the bus refused, each with its reason. */
+  get refused(): readonly RefusedTool[] { return this.peers.flatMap((peer) => [...peer.refused.values()]); }
+
   /** The tools that wait for a role. */
-  get waiting(): readonly WaitingTool[] {
-    return this.peers.flatMap((peer) => [...peer.waiting.values()]);
-  }
+  get waiting(): readonly WaitingTool[] { return this.peers.flatMap((peer) => [...peer.waiting.values()]); }
 
   /**
    * Offers a tool, also while connected; `replace` takes the place of the one of that name.
@@ -136,12 +128,8 @@ export class Plugin {
     process.on("SIGINT", stop).on("SIGTERM", stop);
     try {
       if (this.peers.length !== 1 || this.addresses.hasNames) this.start(); // logs the refusal of one while others serve
-      for (let peers: readonly Peer[] | null = null; peers !== this.peers; ) {
-        peers = this.peers;
-        const ended = Promise.allSettled(peers.map((peer) => peer.run()));
-        const ends = await Promise.race(peers.length > 0 || this.leaving.signal.aborted ? [ended, this.change] : [this.change]);
-        for (const end of ends ?? []) if (end.status === "rejected" && peers === this.peers) throw end.reason;
-      }
+      const ends = await this.ofAll((peers) => Promise.allSettled(peers.map((peer) => peer.run())));
+      for (const end of ends ?? []) if (end.status === "rejected") throw end.reason;
     } finally {
       process.off("SIGINT", stop).off("SIGTERM", stop);
     }
@@ -157,27 +145,22 @@ export class Plugin {
   /** Connects, and waits until a bus has answered for all tools. @throws RequestError, PeerLost */
   async ready(): Promise<void> {
     this.start();
-    let peers: readonly Peer[];
-    do {
-      peers = this.peers;
+    await this.ofAll(async (peers) => {
       const answers = peers.map((peer) => peer.until(() => peer.declared));
-      const any = Promise.any(answers).catch(() => answers[0]); // each is refused
-      await Promise.race(peers.length > 0 || this.leaving.signal.aborted ? [any, this.change] : [this.change]);
-    } while (peers !== this.peers);
-    if (peers.length === 0) throw new PeerLost("UNAVAILABLE", "this peer has left the bus");
+      await Promise.any(answers).catch(() => answers[0]); // each is refused
+    });
+    if (this.peers.length === 0) throw new PeerLost("UNAVAILABLE", "this peer has left the bus");
   }
 
   /** Leaves gracefully: withdraws the tools, finishes the calls in flight within a time, disconnects. */
   async close(graceSeconds = GRACE_SECONDS, reason = "closed"): Promise<void> {
     this.leaving.abort();
-    if (this.peers.length === 0) this.changed();
+    if (this.peers.length === 0) this.changed.notify();
     for (const peer of this.peers) peer.leave(reason);
     await Promise.all(this.peers.map((peer) => peer.ended(graceSeconds)));
   }
 
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.close();
-  }
+  async [Symbol.asyncDispose](): Promise<void> { await this.close(); }
 
   /**
    * Notifies a user ("" for all) outside a call, with a text and any JSON for programs; returns how many hosts got it.
@@ -196,24 +179,18 @@ export class Plugin {
    * @throws CallFailed no host lends a model, the permission is missing, a limit was hit, or the model failed.
    */
   async generate(messages: string | readonly Message[], options: GenerateOptions = {}): Promise<Generation> {
-    const { scope, timeout, maxTokens, ...same } = options;
-    const request = {
-      ...same,
-      messages: typeof messages === "string" ? [{ role: "user", content: messages }] : messages,
-      ...(maxTokens === undefined ? {} : { max_tokens: maxTokens }),
-    };
-    const time = timeout === undefined ? {} : { timeout };
-    const result = await (scope ?? this).call("host:generate", request, time);
-    const { text, model, stop_reason, usage } = result.unwrap() as { text: string; model: string; stop_reason: string; usage: Generation["usage"] };
-    return { text, model, stopReason: stop_reason, usage };
+    const { scope, timeout, maxTokens: max_tokens, ...same } = options;
+    const asked = typeof messages === "string" ? [{ role: "user", content: messages }] : messages;
+    const result = await (scope ?? this).call("host:generate", { ...same, messages: asked, max_tokens }, { timeout });
+    const { text, model, stop_reason: stopReason, usage } = result.unwrap();
+    return { text, model, stopReason, usage };
   }
 
   /** Calls any tool of the first bus that is connected, outside of a call; in a handler use `scope.call`. A failure is a value. */
-  async call(name: string, args: unknown = {}, options: { timeout?: number; signal?: AbortSignal } = {}): Promise<Result> {
-    const time = options.timeout === undefined ? {} : { timeoutSeconds: options.timeout };
-    const route = options.signal === undefined ? {} : { signal: options.signal };
+  async call(name: string, args: unknown = {}, options: Pick<CallOptions, "timeout" | "signal"> = {}): Promise<Result> {
+    const { timeout: timeoutSeconds, signal } = options;
     const peer = this.peers.find((each) => each.attached) ?? this.peers[0];
     if (peer === undefined) throw new PeerLost("UNAVAILABLE", "DNS has not answered yet: wait for ready()");
-    return resultFromWire(await peer.calls.call({ name, argumentsJson: argumentsJson(args), ...time }, route));
+    return resultFromWire(await peer.calls.call({ name, argumentsJson: argumentsJson(args), timeoutSeconds }, { signal }));
   }
 }

@@ -4,19 +4,12 @@ import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import type { CatalogChange as WireChange, ListedTool as WireListed, Notification as WireNotification } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import { SessionState } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import * as pb from "./gen/toolbus/v1/tool_pb.js";
-import { callError, parseJson, Result, toJson, type CallContext, type CallError, type Content, type Progress } from "./values.js";
+import { callError, link, parseJson, resource, Result, text, toJson, type CallContext, type CallError, type Change, type Content, type HttpNotification, type HttpTool, type Progress } from "./values.js";
 
 /** A tool as the bus lists it. */
-export interface ListedTool {
-  readonly name: string;
-  readonly description: string;
-  /** The JSON Schema of the arguments. */
-  readonly parameters: { [keyword: string]: any };
-  readonly source: string;
+export interface ListedTool extends HttpTool {
   /** `live`, `suspect`, `draining`, `offline`, `waiting` or `unconfirmed`. */
   readonly state: string;
-  readonly roles: readonly string[];
-  readonly schemaHash: string;
   readonly lastError: string;
   readonly sessions: number;
   readonly inFlight: number;
@@ -27,31 +20,17 @@ export interface ListedTool {
 }
 
 /** One step of the catalog: with `full`, `added` is everything. */
-export interface CatalogChange {
-  readonly revision: number;
-  readonly full: boolean;
-  readonly added: readonly ListedTool[];
-  readonly changed: readonly ListedTool[];
-  readonly removed: readonly { readonly name: string; readonly source: string }[];
-}
+export type CatalogChange = Change<ListedTool>;
 
 /** What a plugin tells a user outside a call. */
-export interface Notification {
-  readonly number: number;
-  readonly source: string;
-  /** "" for all users. */
-  readonly user: string;
-  readonly text: string;
-  readonly data: any;
-  readonly timeSeconds: number;
+export interface Notification extends HttpNotification {
   /** How many before it this host will not get. */
   readonly lost: number;
 }
 
 /** Returns a result that is a failure. */
 export function failure(code: pb.ErrorCode, stage: pb.CallStage, message: string, more: Partial<Omit<CallError, "code" | "stage">> = {}): pb.ToolResult {
-  const { limit, ...fields } = more;
-  const error = { code, stage, message: message.toWellFormed(), ...fields, ...(limit ? { limit } : {}) };
+  const error = { ...more, code, stage, message: message.toWellFormed(), limit: more.limit ?? undefined };
   return create(pb.ToolResultSchema, { isError: true, error });
 }
 
@@ -60,12 +39,10 @@ export function resultFromWire(message: pb.ToolResult): Result {
   return new Result({ ...message, error: message.error ? errorFromWire(message.error) : null, content: message.content.map(contentFromWire) });
 }
 
-function errorFromWire(error: pb.CallError): CallError {
-  const { message, retrySafe, retryAfterSeconds, reason } = error;
-  const limit = error.limit ? { name: error.limit.name, value: error.limit.value } : null;
-  const code = pb.ErrorCode[error.code] ?? String(error.code); // a later bus may send one that is not known here
-  const stage = pb.CallStage[error.stage] ?? String(error.stage);
-  return callError(code, stage, message, { retrySafe, limit, retryAfterSeconds, reason });
+function errorFromWire({ code, stage, message, retrySafe, limit, retryAfterSeconds, reason }: pb.CallError): CallError {
+  const hit = limit ? { name: limit.name, value: limit.value } : null;
+  // A later bus may send codes and stages that are not known here.
+  return callError(pb.ErrorCode[code] ?? String(code), pb.CallStage[stage] ?? String(stage), message, { retrySafe, limit: hit, retryAfterSeconds, reason });
 }
 
 /** Returns progress as programs see it. */
@@ -74,43 +51,35 @@ export function progressFromWire(item: pb.ToolProgress): Progress {
   return { progress, total, message, chunk: outputChunk, content: content.map(contentFromWire) };
 }
 
+type Block = MessageInitShape<typeof pb.ContentBlockSchema>;
+
 /** Returns a part of content as the protocol has it. */
-export function contentToWire(part: Content): MessageInitShape<typeof pb.ContentBlockSchema> {
+export function contentToWire(part: Content): Block {
   const annotationsJson = part.annotations === undefined ? "" : toJson(part.annotations);
-  const block = (kind: MessageInitShape<typeof pb.ContentBlockSchema>["kind"]) => ({ kind: kind!, annotationsJson });
-  if (part.type === "text") return block({ case: "text", value: { text: part.text } });
-  if (part.type === "link") return block({ case: "resourceLink", value: part });
-  if (part.type !== "resource") return block({ case: part.type, value: { data: bytes(part.data), mimeType: part.mimeType } });
-  const body = typeof part.body === "string" ? { case: "text" as const, value: part.body } : { case: "data" as const, value: bytes(part.body) };
-  return block({ case: "resource", value: { uri: part.uri, mimeType: part.mimeType, body } });
+  return { kind: kindOf(part), annotationsJson } as Block;
 }
 
-function contentFromWire(block: pb.ContentBlock): Content {
-  const annotations = block.annotationsJson ? { annotations: parseJson(block.annotationsJson) } : {};
-  const { kind } = block;
-  if (kind.case === "image" || kind.case === "audio") {
-    return { type: kind.case, data: kind.value.data, mimeType: kind.value.mimeType, ...annotations };
-  }
-  if (kind.case === "resourceLink") {
-    const { uri, name, description, mimeType } = kind.value;
-    return { type: "link", uri, name, description, mimeType, ...annotations };
-  }
-  if (kind.case === "resource") {
-    const { uri, mimeType, body } = kind.value;
-    return { type: "resource", uri, mimeType, body: body.value ?? "", ...annotations };
-  }
-  return { type: "text", text: kind.value?.text ?? "", ...annotations };
+function kindOf(part: Content): object {
+  if (part.type === "link") return { case: "resourceLink", value: part };
+  if (part.type !== "resource") return { case: part.type, value: part };
+  return { case: "resource", value: { ...part, body: { case: typeof part.body === "string" ? "text" : "data", value: part.body } } };
+}
+
+function contentFromWire({ kind, annotationsJson }: pb.ContentBlock): Content {
+  const annotations = annotationsJson ? { annotations: parseJson(annotationsJson) } : {};
+  return { ...partOf(kind), ...annotations };
+}
+
+function partOf(kind: pb.ContentBlock["kind"]): Content {
+  if (kind.case === "image" || kind.case === "audio") return { type: kind.case, data: kind.value.data, mimeType: kind.value.mimeType };
+  if (kind.case === "resourceLink") return link(kind.value.uri, kind.value.name, kind.value.description, kind.value.mimeType);
+  if (kind.case === "resource") return resource(kind.value.uri, kind.value.body.value ?? "", kind.value.mimeType);
+  return text(kind.value?.text ?? "");
 }
 
 /** Returns the context of a call as the protocol has it. */
-export function contextToWire(context: CallContext): MessageInitShape<typeof pb.CallContextSchema> {
-  const { member, messages, attributes, ...same } = context;
-  return {
-    ...same,
-    attributes: { ...attributes },
-    memberJson: member === undefined ? "" : toJson(member),
-    messages: (messages ?? []).map((each) => ({ ...each })),
-  };
+export function contextToWire({ member, messages = [], ...same }: CallContext): MessageInitShape<typeof pb.CallContextSchema> {
+  return { ...same, memberJson: member === undefined ? "" : toJson(member), messages: [...messages] } as MessageInitShape<typeof pb.CallContextSchema>;
 }
 
 /** Returns the context of a call as its handler sees it. */
@@ -123,14 +92,9 @@ export function contextFromWire(context: pb.CallContext | undefined): Required<O
 export function listedFromWire(listed: WireListed): ListedTool {
   const { source, roles, schemaHash, lastError, sessions, inFlight, stuck, warnings } = listed;
   const tool = listed.tool ?? create(pb.ToolSchema);
-  return {
-    name: tool.name,
-    description: tool.description,
-    parameters: parseJson(tool.parametersJson || "{}"),
-    source,
-    state: (SessionState[listed.sessionState] ?? String(listed.sessionState)).toLowerCase(),
-    ...{ roles, schemaHash, lastError, sessions, inFlight, stuck, warnings, tool },
-  };
+  const state = (SessionState[listed.sessionState] ?? String(listed.sessionState)).toLowerCase();
+  const parameters = parseJson(tool.parametersJson || "{}");
+  return { name: tool.name, description: tool.description, parameters, source, state, roles, schemaHash, lastError, sessions, inFlight, stuck, warnings, tool };
 }
 
 /** Returns a step of the catalog as programs see it. */
@@ -140,12 +104,6 @@ export function changeFromWire({ revision, full, added, changed, removed }: Wire
 }
 
 /** Returns a notification as programs see it. */
-export function notificationFromWire(message: WireNotification): Notification {
-  const { source, userId, text, timeSeconds } = message;
-  const data = message.dataJson ? parseJson(message.dataJson) : null;
-  return { number: Number(message.number), source, user: userId, text, data, timeSeconds, lost: Number(message.lost) };
-}
-
-function bytes(data: Uint8Array): Uint8Array<ArrayBuffer> {
-  return data as Uint8Array<ArrayBuffer>;
+export function notificationFromWire({ number, source, userId, text, dataJson, timeSeconds, lost }: WireNotification): Notification {
+  return { number: Number(number), source, user: userId, text, data: dataJson ? parseJson(dataJson) : null, timeSeconds, lost: Number(lost) };
 }

@@ -3,17 +3,22 @@ import { createHash } from "node:crypto";
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
-import { CallStage, ErrorCode, ToolProgressSchema, ToolResultSchema, ToolSchema, type ToolCall } from "./gen/toolbus/v1/tool_pb.js";
-import { encode, type Link } from "./link.js";
+import { CallStage, ErrorCode, ToolProgressSchema, ToolResultSchema, ToolSchema, type Tool, type ToolAnnotations, type ToolCall } from "./gen/toolbus/v1/tool_pb.js";
+import { encode, encodeOutput, type Link } from "./link.js";
 import { isStandard, schemaJson, validated, type Arguments, type Schema, type StandardSchema } from "./schema.js";
 import { contentToWire, contextFromWire, failure, resultFromWire } from "./shapes.js";
-import { argumentsJson, callError, parseJson, Result, SetupError, toJson, type Answer, type Content, type Json, type Question } from "./values.js";
+import { argumentsJson, callError, parseJson, Result, SetupError, toJson, type Answer, type CallOptions, type Content, type Json, type Progress, type Question } from "./values.js";
 
 const ERROR_CHARACTERS = 16_384; // of the text of an exception
 const NAME = /^[A-Za-z0-9_.-]{1,64}$/;
 
+type Declared =
+  | "role" | "minLevel" | "validate" | "noRepair" | "noDefaults" | "displayName" | "noBackground" | "allowRepeat" | "directReply"
+  | "councilEligible" | "inlineAvailable" | "validateOutput" | "alwaysBackground"; // prettier-ignore
+type Hint = "readOnly" | "idempotent" | "destructive" | "openWorld";
+
 /** What a tool declares beside its name; the page "Plugins" of the documentation explains each. */
-export interface ToolOptions<S extends Schema = Schema> {
+export interface ToolOptions<S extends Schema = Schema> extends Readonly<Partial<Pick<Tool, Declared>>>, Readonly<Partial<Pick<ToolAnnotations, Hint>>> {
   /** When to use it; models read this. */
   readonly description: string;
   /** The arguments: JSON Schema, or a type of zod or another library; left out, any object. */
@@ -22,26 +27,9 @@ export interface ToolOptions<S extends Schema = Schema> {
   readonly timeout?: number;
   /** A call ends after so many seconds without progress or result. */
   readonly idleTimeout?: number;
-  readonly role?: string;
-  readonly minLevel?: number;
-  readonly readOnly?: boolean;
-  readonly idempotent?: boolean;
-  readonly destructive?: boolean;
-  readonly openWorld?: boolean;
-  readonly validate?: boolean;
-  readonly noRepair?: boolean;
-  readonly noDefaults?: boolean;
-  readonly displayName?: string;
   readonly metadata?: Json;
-  readonly noBackground?: boolean;
-  readonly allowRepeat?: boolean;
-  readonly directReply?: boolean;
-  readonly councilEligible?: boolean;
-  readonly inlineAvailable?: boolean;
   readonly outputSchema?: Schema;
-  readonly validateOutput?: boolean;
   readonly needs?: readonly string[];
-  readonly alwaysBackground?: boolean;
 }
 
 /** The function of a tool. Its return value is the output; a generator of texts sends each as a chunk. */
@@ -90,30 +78,16 @@ export class ToolScope {
   constructor(private readonly run: Run, private readonly log: (text: string) => void) {}
 
   /** The name of the tool. */
-  get tool(): string {
-    return this.run.message.name;
-  }
-  get callId(): string {
-    return this.run.message.callId;
-  }
+  get tool(): string { return this.run.message.name; }
+  get callId(): string { return this.run.message.callId; }
   /** The arguments as they came, for numbers with more digits than JavaScript has. */
-  get argumentsJson(): string {
-    return this.run.message.argumentsJson || "{}";
-  }
+  get argumentsJson(): string { return this.run.message.argumentsJson || "{}"; }
   /** The user and the conversation, as the host states them. */
-  get context(): ReturnType<typeof contextFromWire> {
-    return contextFromWire(this.run.message.context);
-  }
-  get traceparent(): string {
-    return this.run.message.traceparent;
-  }
+  get context(): ReturnType<typeof contextFromWire> { return contextFromWire(this.run.message.context); }
+  get traceparent(): string { return this.run.message.traceparent; }
   /** Aborts when the call is cancelled, or its connection breaks: then nobody waits for the result. */
-  get signal(): AbortSignal {
-    return this.run.signal;
-  }
-  get isCancelled(): boolean {
-    return this.run.cancelReason !== null;
-  }
+  get signal(): AbortSignal { return this.run.signal; }
+  get isCancelled(): boolean { return this.run.cancelReason !== null; }
 
   /** Returns the seconds until the deadline, never below 0; Infinity without one. */
   timeLeft(): number {
@@ -122,43 +96,33 @@ export class ToolScope {
   }
 
   /** Reports progress to the caller, and resets the idle timeout. Progress that the bus cannot carry is left out. */
-  progress(progress = 0, more: { total?: number; message?: string; chunk?: string; content?: readonly Content[] } = {}): void {
+  progress(progress = 0, more: Partial<Omit<Progress, "progress">> = {}): void {
     if (this.run.ended) return;
-    const { total = 0, message = "", chunk = "", content = [] } = more;
+    const { total, message = "", chunk = "", content = [] } = more;
     const { outbox } = this.run.link;
     const item = { callId: this.callId, progress, total, message, outputChunk: chunk, content: content.map(contentToWire) };
     const bytes = encode(ToolProgressSchema, item);
-    if (bytes.length > Math.min(outbox.resultBytes, outbox.largestItem)) {
-      this.log(`progress of tool ${this.tool} is left out: it has ${bytes.length} bytes, at most ${outbox.resultBytes}`);
-    } else if (!message.isWellFormed() || !chunk.isWellFormed()) {
-      this.log(`progress of tool ${this.tool} is left out: it holds half of a surrogate pair`);
-    } else {
-      outbox.putBytes("progress", bytes);
-    }
+    let fault = "";
+    if (bytes.length > Math.min(outbox.resultBytes, outbox.largestItem)) fault = `has ${bytes.length} bytes, at most ${outbox.resultBytes}`;
+    else if (!message.isWellFormed() || !chunk.isWellFormed()) fault = "holds half of a surrogate pair";
+    if (fault) this.log(`progress of tool ${this.tool} is left out: it ${fault}`);
+    else outbox.putBytes("progress", bytes);
   }
 
   /** Sends the next piece of the output. The result must still have the whole output. */
-  chunk(text: string): void {
-    this.progress(0, { chunk: text });
-  }
+  chunk(text: string): void { this.progress(0, { chunk: text }); }
 
   /** Calls another tool as part of this call: same context, no longer than this call, cancelled with it. */
-  async call(name: string, args: unknown = {}, options: { timeout?: number; role?: string; schemaHash?: string } = {}): Promise<Result> {
-    const { traceparent, tracestate } = this.run.message;
-    const fields = {
-      name,
-      argumentsJson: argumentsJson(args),
-      parentCallId: this.callId,
-      schemaHash: options.schemaHash ?? "",
-      ...{ traceparent, tracestate },
-      ...(options.timeout === undefined ? {} : { timeoutSeconds: options.timeout }),
-      ...(options.role === undefined ? {} : { role: options.role }),
-    };
-    this.run.nested ??= new AbortController();
-    if (this.run.ended) this.run.nested.abort();
-    const { signal } = this.run.nested;
+  async call(name: string, args: unknown = {}, options: Pick<CallOptions, "timeout" | "role" | "schemaHash"> = {}): Promise<Result> {
+    const { run, callId, traceparent } = this;
+    const { timeout: timeoutSeconds, role, schemaHash } = options;
+    const { tracestate } = run.message;
+    run.nested ??= new AbortController();
+    if (run.ended) run.nested.abort();
+    const { signal } = run.nested;
     try {
-      return resultFromWire(await this.run.link.calls.call(fields, { parent: this.run.link, signal }));
+      const fields = { name, argumentsJson: argumentsJson(args), parentCallId: callId, schemaHash, traceparent, tracestate, timeoutSeconds, role };
+      return resultFromWire(await run.link.calls.call(fields, { parent: run.link, signal }));
     } catch (problem) {
       if (!signal.aborted) throw problem;
       return new Result({ error: callError("CANCELLED", "UNKNOWN", "the call that made this one has ended") });
@@ -166,17 +130,13 @@ export class ToolScope {
   }
 
   /** The kinds of questions that the caller can answer, such as `elicitation.form`. */
-  get accepts(): readonly string[] {
-    return this.run.message.accepts;
-  }
+  get accepts(): readonly string[] { return this.run.message.accepts; }
   /** The answers that came with this call, by key. */
   get inputResponses(): { [key: string]: any } {
     return objectOf(this.run.message.inputResponsesJson);
   }
   /** The state that this tool returned with its questions, as the caller sent it back: do not trust it. */
-  get requestState(): string {
-    return this.run.message.requestState;
-  }
+  get requestState(): string { return this.run.message.requestState; }
 
   /**
    * Asks the person behind the caller, by a form or, with `url`, by a page to open.
@@ -188,19 +148,18 @@ export class ToolScope {
    * @param options `key` names the question, needed only if its text differs from run to run.
    */
   elicit(message: string, schema?: { [name: string]: Json }, options: { url?: string; key?: string } = {}): Answer {
-    const form = schema === undefined ? {} : typeof schema.properties === "object" ? schema : { properties: schema };
-    const params: { [name: string]: Json } = options.url
-      ? { mode: "url", message, url: options.url }
-      : { mode: "form", message, requestedSchema: { type: "object", properties: {}, ...form } };
+    const { url } = options;
+    const form = typeof schema?.properties === "object" ? schema : { properties: schema ?? {} };
+    const params: { [name: string]: Json } = url ? { mode: "url", message, url } : { mode: "form", message, requestedSchema: { type: "object", properties: {}, ...form } };
     const digest = () => createHash("sha256").update(toJson(params)).digest("hex").slice(0, 8);
     const key = options.key ?? `${++this.unnamed}-${digest()}`;
-    if (options.url) params.elicitationId = key;
+    if (url) params.elicitationId = key;
     return this.ask({ [key]: { method: "elicitation/create", params } })[key];
   }
 
   /** Asks several questions of any kind at once, and returns the answers by key; otherwise as `elicit`. */
   ask(questions: { readonly [key: string]: Question }): { [key: string]: any } {
-    const known = { ...objectOf(toJson(objectOf(this.requestState).answers ?? {})), ...this.inputResponses };
+    const known = { ...(objectOf(this.requestState).answers as object), ...this.inputResponses };
     const missing = Object.entries(questions).filter(([key, question]) => !answers(question, known[key]));
     if (missing.length === 0) return Object.fromEntries(Object.keys(questions).map((key) => [key, known[key]]));
     for (const [key] of missing) delete known[key];
@@ -213,7 +172,7 @@ export class ToolScope {
 export class Tools {
   /** Rises with every change of the tools. */
   version = 0;
-  private readonly tools = new Map<string, { declaration: MessageInitShape<typeof ToolSchema>; schema: Schema | undefined; handler: Handler }>();
+  private readonly tools = new Map<string, { declaration: ToolInit; schema: Schema | undefined; handler: Handler }>();
 
   constructor(private readonly log: (text: string) => void) {}
 
@@ -226,20 +185,18 @@ export class Tools {
         throw new SetupError(`tool '${name}': ${label} is ${seconds} s, it must be above 0 and at most 300`);
       }
     }
-    const { description, parameters, timeout, idleTimeout, metadata, outputSchema, needs, ...rest } = options;
-    const { readOnly, idempotent, destructive, openWorld, ...same } = rest;
+    const { parameters, timeout, idleTimeout, metadata, outputSchema, needs, readOnly, idempotent, destructive, openWorld, ...same } = options;
     const hints = Object.entries({ readOnly, idempotent, destructive, openWorld }).filter(([, value]) => value !== undefined);
     const declaration = {
       ...same,
       name,
-      description,
       parametersJson: schemaJson(parameters, "input", name),
-      timeoutSeconds: timeout ?? 0,
-      idleTimeoutSeconds: idleTimeout ?? 0,
+      timeoutSeconds: timeout,
+      idleTimeoutSeconds: idleTimeout,
       metadataJson: metadata === undefined ? "" : toJson(metadata),
-      outputSchemaJson: outputSchema === undefined ? "" : schemaJson(outputSchema, "output", name),
+      outputSchemaJson: outputSchema && schemaJson(outputSchema, "output", name),
       needs: [...(needs ?? [])],
-      ...(hints.length > 0 ? { annotations: Object.fromEntries(hints) } : {}),
+      annotations: hints.length > 0 ? Object.fromEntries(hints) : undefined,
     };
     this.tools.set(name, { declaration, schema: parameters, handler });
     this.version += 1;
@@ -253,8 +210,8 @@ export class Tools {
   }
 
   /** What requests declare, each at most so many bytes. */
-  pages(bytes: number): MessageInitShape<typeof ToolSchema>[][] {
-    const pages: MessageInitShape<typeof ToolSchema>[][] = [];
+  pages(bytes: number): ToolInit[][] {
+    const pages: ToolInit[][] = [];
     let room = 0;
     for (const { declaration } of this.tools.values()) {
       const size = encode(ToolSchema, declaration).length;
@@ -334,21 +291,20 @@ export class Tools {
   }
 
   /** Sends the result of a call, once; it may wait a moment for the other results of its message. */
-  private answer(run: Run, result: MessageInitShape<typeof ToolResultSchema>): void {
+  private answer(run: Run, result: ResultInit): void {
     if (run.ended) return;
     run.ended = true;
     run.together.left -= 1;
     run.nested?.abort();
     const { link, message } = run;
-    const hold = run.together.left > 0;
-    const whole = checked(result, link);
+    const bytes = encoded(result, message.callId, link);
     link.running.delete(message.callId);
-    if (typeof whole === "number") link.outbox.putOutput(message.callId, result.outputJson ?? "", whole, hold);
-    else link.outbox.putBytes("results", encode(ToolResultSchema, { ...whole, callId: message.callId }), "", hold);
+    link.outbox.putBytes("results", bytes, "", run.together.left > 0);
     link.whenIdle();
   }
 }
 
+type ToolInit = MessageInitShape<typeof ToolSchema>;
 type ResultInit = MessageInitShape<typeof ToolResultSchema>;
 
 async function checkedResult(schema: StandardSchema, handler: Handler, args: object, scope: ToolScope): Promise<ResultInit> {
@@ -361,12 +317,12 @@ async function checkedResult(schema: StandardSchema, handler: Handler, args: obj
 async function laterResult(later: unknown, scope: ToolScope): Promise<ResultInit> {
   const output = await later;
   if (typeof output !== "object" || output === null || !(Symbol.asyncIterator in output)) return resultWith(output);
-  const texts: string[] = [];
+  let whole = "";
   for await (const text of output as AsyncIterable<string>) {
     scope.chunk(text);
-    texts.push(text);
+    whole += text;
   }
-  return resultWith(texts.join(""));
+  return resultWith(whole);
 }
 
 function isLater(output: unknown): boolean {
@@ -379,28 +335,22 @@ function resultWith(output: unknown): ResultInit {
   return { outputJson: toJson(output.output), content: output.content.map(contentToWire), isError: output.isError };
 }
 
-/**
- * Returns the result, or a failure in place of one that breaks a limit and so would end the stream; of one that is an output
- * alone, how many bytes it has.
- */
-function checked(result: ResultInit, link: Link): ResultInit | number {
-  const { resultBytes, largestItem } = link.outbox;
-  const { outputJson = "", inputRequestsJson, content, error, isError } = result;
-  if (!inputRequestsJson && !error && !isError && !content?.length && outputJson.isWellFormed()) {
-    const bytes = Buffer.byteLength(outputJson);
-    if (bytes <= resultBytes && bytes <= largestItem) return bytes;
+/** Encodes a result, or a failure in place of one that breaks a limit and so would end the stream. */
+function encoded(result: ResultInit, callId: string, { outbox }: Link): Uint8Array {
+  const { resultBytes, largestItem } = outbox;
+  const { outputJson = "", inputRequestsJson = "", requestState = "", content = [], error, isError } = result;
+  const texts = outputJson + inputRequestsJson + requestState; // JSON ends in ASCII: no half meets another
+  const isText = texts.isWellFormed();
+  let payload = Buffer.byteLength(texts);
+  if (content.length > 0) payload += encode(ToolResultSchema, { content }).length;
+  if (isText && payload <= Math.min(resultBytes, largestItem)) {
+    if (!inputRequestsJson && content.length === 0 && !error && !isError) return encodeOutput(callId, outputJson, payload);
+    return encode(ToolResultSchema, { ...result, callId });
   }
-  const texts = [result.outputJson, result.inputRequestsJson, result.requestState];
-  let payload = texts.reduce((sum, each) => sum + Buffer.byteLength(each ?? ""), 0);
-  if (result.content?.length) payload += encode(ToolResultSchema, { content: result.content }).length;
-  const failed = (code: ErrorCode, text: string, limit?: { name: string; value: number }): ResultInit =>
-    failure(code, CallStage.ACCEPTED, text, limit ? { limit } : {});
-  if (!texts.every((each) => (each ?? "").isWellFormed())) {
-    return failed(ErrorCode.TOOL, "the result holds half of a surrogate pair, which UTF-8 cannot carry");
-  }
-  if (payload <= resultBytes && payload <= largestItem) return result;
-  const text = `the result has ${payload} bytes, more than the limit result_bytes = ${resultBytes}: ask for less`;
-  return failed(ErrorCode.RESULT_TOO_LARGE, text, { name: "result_bytes", value: resultBytes });
+  const failed = isText
+    ? failure(ErrorCode.RESULT_TOO_LARGE, CallStage.ACCEPTED, `the result has ${payload} bytes, more than the limit result_bytes = ${resultBytes}: ask for less`, { limit: { name: "result_bytes", value: resultBytes } })
+    : failure(ErrorCode.TOOL, CallStage.ACCEPTED, "the result holds half of a surrogate pair, which UTF-8 cannot carry");
+  return encode(ToolResultSchema, { ...failed, callId });
 }
 
 function failureOf(problem: unknown): ResultInit {

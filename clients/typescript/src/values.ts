@@ -40,9 +40,7 @@ export class SetupError extends ToolBusError {}
 
 /** The bus refuses this peer or this request, and another attempt would not change that; the text is the bus's. */
 export class RequestError extends ToolBusError {
-  constructor(readonly code: string, readonly details: string) {
-    super(`${code}: ${details}`);
-  }
+  constructor(readonly code: string, readonly details: string) { super(`${code}: ${details}`); }
 }
 
 /** No bus answered, or the connection broke. */
@@ -50,9 +48,7 @@ export class PeerLost extends RequestError {}
 
 /** A failed call, thrown by `Result.unwrap`. */
 export class CallFailed extends ToolBusError {
-  constructor(readonly error: CallError) {
-    super(error.message || error.code);
-  }
+  constructor(readonly error: CallError) { super(error.message || error.code); }
 }
 
 /** A part of a result beside its output, made by `text`, `image`, `audio`, `link` and `resource`. */
@@ -110,16 +106,80 @@ export interface CallContext {
   readonly unplanned?: boolean;
 }
 
-/** What a program knows of a result when it makes one. */
-export interface ResultFields {
-  readonly callId?: string;
-  readonly outputJson?: string;
-  readonly isError?: boolean;
-  readonly error?: CallError | null;
-  readonly content?: readonly Content[];
-  readonly inputRequestsJson?: string;
-  readonly requestState?: string;
+/** The kinds of questions that a call accepts, and the answers to those of the call before. */
+export interface Inputs {
+  /** Of `elicitation.form` (the default), `elicitation.url`, `sampling`, `roots`. */
+  readonly accepts?: readonly string[];
+  readonly answers?: { readonly [key: string]: Json | Answer };
+  readonly state?: string;
 }
+
+/** A question, with what a form needs beside its method and parameters. */
+export interface AskedQuestion extends Question {
+  readonly key: string;
+  readonly message: string;
+  /** JSON Schema of the form; {} without one. */
+  readonly schema: { readonly [keyword: string]: any };
+  readonly url: string;
+}
+
+/** Returns an answer, the fields of a form (accepted), or null (no choice was made). */
+export type OnInput = (question: AskedQuestion) => unknown;
+
+/** What a call can state beside the tool and its arguments. */
+export interface CallOptions {
+  /** Seconds; by default the tool's own. More than 300 counts as 300. */
+  readonly timeout?: number;
+  /** Considers only the tools of this role. */
+  readonly role?: string;
+  /** The user and the conversation, for the tool; a model cannot set it. */
+  readonly context?: CallContext;
+  /** Of the declaration that the caller knows; the call is refused once the tool has changed. */
+  readonly schemaHash?: string;
+  /** Seconds after which the call becomes a task; the result then has its `task_id`. */
+  readonly backgroundAfter?: number;
+  readonly onProgress?: (progress: Progress) => void;
+  /** Answers the questions of a tool; the call is made again with the answers, 10 times at most. */
+  readonly onInput?: OnInput;
+  /** The kinds of questions that this call accepts, and its answers; by default forms if there is `onInput`. */
+  readonly inputs?: Inputs;
+  /** Gives up the call, down to the plugin; the promise then rejects with its reason. */
+  readonly signal?: AbortSignal;
+}
+
+/** A tool, as a bus lists it over HTTP. */
+export interface HttpTool {
+  readonly name: string;
+  readonly description: string;
+  /** The JSON Schema of the arguments. */
+  readonly parameters: { [keyword: string]: any };
+  readonly source: string;
+  readonly roles: readonly string[];
+  readonly schemaHash: string;
+}
+
+/** One step of the catalog: with `full`, `added` is everything. */
+export interface Change<Tool> {
+  readonly revision: number;
+  readonly full: boolean;
+  readonly added: readonly Tool[];
+  readonly changed: readonly Tool[];
+  readonly removed: readonly { readonly name: string; readonly source: string }[];
+}
+
+/** What a plugin tells a user outside a call. */
+export interface HttpNotification {
+  readonly number: number;
+  readonly source: string;
+  /** "" for all users. */
+  readonly user: string;
+  readonly text: string;
+  readonly data: any;
+  readonly timeSeconds: number;
+}
+
+/** What a program knows of a result when it makes one. */
+export type ResultFields = Partial<Pick<Result, "callId" | "outputJson" | "isError" | "error" | "content" | "inputRequestsJson" | "requestState">>;
 
 /** How a call ended. A failure is a value: check `error`, or call `unwrap`. */
 export class Result {
@@ -148,14 +208,10 @@ export class Result {
   }
 
   /** The output, parsed anew at each access. @throws SyntaxError the plugin sent something that is not JSON. */
-  get output(): any {
-    return parseJson(this.outputJson);
-  }
+  get output(): any { return parseJson(this.outputJson); }
 
   /** Whether the tool has questions before it can go on: then the result is neither a success nor a failure. */
-  get asks(): boolean {
-    return this.inputRequestsJson !== "";
-  }
+  get asks(): boolean { return this.inputRequestsJson !== ""; }
 
   /** The text for a model: the error, then the output (a text without quotes), then the content, line by line. */
   get text(): string {

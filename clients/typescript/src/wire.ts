@@ -25,17 +25,8 @@ const OPTIONS = {
   "grpc.max_send_message_length": -1,
 };
 
-/** The values of a credential file: where a bus on another machine is, and who this peer is. */
-export interface Credential {
-  readonly address?: string;
-  readonly name?: string;
-  readonly token?: string;
-  /** PEM: who signs the certificate of the bus. */
-  readonly ca?: string;
-  /** PEM: of this peer, for `mtls:`. */
-  readonly certificate?: string;
-  readonly key?: string;
-}
+/** The values of a credential file: where a bus on another machine is, and who this peer is; the last three are PEM. */
+export type Credential = { readonly [name in "address" | "name" | "token" | "ca" | "certificate" | "key"]?: string };
 
 /** How a stream ended: the name of its gRPC status, and its text. */
 export interface End {
@@ -43,53 +34,11 @@ export interface End {
   readonly text: string;
 }
 
-/** One Invoke stream: writes what the outbox holds, one message at a time, and hands on what comes. */
-export class Stream {
-  private readonly call: grpc.ClientDuplexStream<Uint8Array, InvokeResponse>;
-  private reason = ""; // why this side cancelled the stream; empty while it has not
-  private writing = false; // whether a write has not returned: there is one at a time
-  private over = false; // whether this side has half-closed, or the stream has ended
-
-  constructor(
-    client: grpc.Client,
-    metadata: grpc.Metadata,
-    private readonly outbox: Outbox,
-    onMessage: (message: InvokeResponse) => void,
-    onEnd: (end: End) => void,
-  ) {
-    const pass = (bytes: Uint8Array) => bytes as Buffer;
-    const read = (bytes: Buffer) => fromBinary(InvokeResponseSchema, bytes);
-    this.call = client.makeBidiStreamRequest(`${SERVICE}Invoke`, pass, read, metadata, {});
-    this.call.on("data", onMessage);
-    this.call.on("error", () => undefined); // `status` brings the same
-    this.call.on("status", (status: grpc.StatusObject) => {
-      this.over = true;
-      const end = this.reason ? { code: "UNAVAILABLE", text: this.reason } : { code: statusName(status.code), text: status.details };
-      setImmediate(onEnd, end); // after the messages that were read before
-    });
-    outbox.onReady = () => this.write();
-  }
-
+/** One Invoke stream. */
+export interface Stream {
+  readonly ended: Promise<End>;
   /** Cancels the stream; without effect on one that has ended. */
-  giveUp(reason: string): void {
-    this.reason ||= reason;
-    this.call.cancel();
-  }
-
-  private write(): void {
-    if (this.writing || this.over) return;
-    const bytes = this.outbox.take();
-    if (bytes !== null) {
-      this.writing = true;
-      this.call.write(bytes, () => {
-        this.writing = false;
-        this.write();
-      });
-    } else if (this.outbox.closed) {
-      this.over = true;
-      this.call.end();
-    }
-  }
+  giveUp(reason: string): void;
 }
 
 /** One connection to a bus, with the credential as it is now. */
@@ -103,20 +52,56 @@ export class Connection {
     if (token && !prefix && !/^(unix:|127\.0\.0\.1:|localhost:|\[::1\]:)/.test(address)) {
       throw new SetupError(`a token is not sent to ${address} in plain text: write tls:${address}`);
     }
-    const pem = (value?: string) => (value ? Buffer.from(value) : null);
-    const both = key && certificate;
-    if (prefix === "mtls" && !both) throw new SetupError(`the bus at ${address} asks for a client certificate, and ${noCertificate(credentialPath)}`);
-    const security = prefix
-      ? grpc.credentials.createSsl(pem(ca), both ? pem(key) : null, both ? pem(certificate) : null)
-      : grpc.credentials.createInsecure();
-    const named = name ? { "grpc.ssl_target_name_override": name, "grpc.default_authority": name } : {};
-    this.client = new grpc.Client(target, security, { ...OPTIONS, ...named });
+    const pem = (value?: string) => (value && key && certificate ? Buffer.from(value) : null); // both or none
+    if (prefix === "mtls" && !pem(key)) throw new SetupError(`the bus at ${address} asks for a client certificate, and ${noCertificate(credentialPath)}`);
+    try {
+      const security = prefix ? grpc.credentials.createSsl(ca ? Buffer.from(ca) : null, pem(key), pem(certificate)) : grpc.credentials.createInsecure();
+      const named = name ? { "grpc.ssl_target_name_override": name, "grpc.default_authority": name } : {};
+      this.client = new grpc.Client(target, security, { ...OPTIONS, ...named });
+    } catch (problem) {
+      throw new SetupError(`the credential ${credentialPath} cannot be used (${(problem as Error).message}): create it anew`);
+    }
     if (token) this.metadata.set("authorization", `Bearer ${token}`);
   }
 
-  /** Opens a stream, without a deadline and without waiting for the bus. */
-  invoke(outbox: Outbox, onMessage: (message: InvokeResponse) => void, onEnd: (end: End) => void): Stream {
-    return new Stream(this.client, this.metadata, outbox, onMessage, onEnd);
+  /**
+   * Opens a stream, without a deadline and without waiting for the bus. It writes what the outbox holds, one message at a time,
+   * and hands on what comes.
+   */
+  invoke(outbox: Outbox, onMessage: (message: InvokeResponse) => void): Stream {
+    let reason = ""; // why this side cancelled the stream; empty while it has not
+    let isWriting = false; // whether a write has not returned: there is one at a time
+    let isOver = false; // whether this side has half-closed, or the stream has ended
+    const pass = (bytes: Uint8Array) => bytes as Buffer;
+    const read = (bytes: Buffer) => fromBinary(InvokeResponseSchema, bytes);
+    const call = this.client.makeBidiStreamRequest(`${SERVICE}Invoke`, pass, read, this.metadata, {});
+    call.on("data", onMessage);
+    call.on("error", () => undefined); // `status` brings the same
+    const ended = new Promise<End>((resolve) => {
+      call.on("status", ({ code, details }: grpc.StatusObject) => {
+        isOver = true;
+        const end = reason ? { code: "UNAVAILABLE", text: reason } : { code: statusName(code), text: details };
+        setImmediate(resolve, end); // after the messages that were read before
+      });
+    });
+    const write = () => {
+      if (isWriting || isOver) return;
+      const bytes = outbox.take();
+      isOver = bytes === null && outbox.closed;
+      if (isOver) call.end();
+      if (bytes === null) return;
+      isWriting = true;
+      call.write(bytes, () => {
+        isWriting = false;
+        write();
+      });
+    };
+    outbox.onReady = write;
+    const giveUp = (why: string) => {
+      reason ||= why;
+      call.cancel();
+    };
+    return { ended, giveUp };
   }
 
   /** Makes a unary RPC. @throws RequestError, PeerLost the bus did not answer with OK. */
@@ -140,9 +125,7 @@ export class Connection {
     });
   }
 
-  close(): void {
-    this.client.close();
-  }
+  close(): void { this.client.close(); }
 }
 
 /**
@@ -165,12 +148,6 @@ export function renewed(address: string, path: string, before: Credential | null
   }
 }
 
-/** What a look at an address shows: the reason and how to fix it, "" where there is nothing better to say, and whether anything listens. */
-export interface Look {
-  readonly why: string;
-  readonly reached: boolean;
-}
-
 function noCertificate(path: string): string {
   if (!path) return "there is no credential: name its file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)";
   return `the credential ${path} has none: write one with toolbus keys add NAME -o FILE, and mtls: before the address`;
@@ -178,51 +155,44 @@ function noCertificate(path: string): string {
 
 type HandshakeError = NodeJS.ErrnoException & { readonly cert?: { readonly subjectaltname?: string } };
 
+const NO_TLS = ["ERR_SSL_WRONG_VERSION_NUMBER", "ERR_SSL_PACKET_LENGTH_TOO_LONG"];
+const EXPIRED = ["CERT_HAS_EXPIRED", "CERT_NOT_YET_VALID"];
+const UNSIGNED = [
+  "SELF_SIGNED_CERT_IN_CHAIN", "DEPTH_ZERO_SELF_SIGNED_CERT", "UNABLE_TO_GET_ISSUER_CERT_LOCALLY", "UNABLE_TO_VERIFY_LEAF_SIGNATURE",
+  "CERT_SIGNATURE_FAILURE",
+]; // prettier-ignore
+
 /** Returns the reason for an error of a handshake, and how to fix it; "" for one that says enough. */
-function whyUntrusted(error: HandshakeError, address: string, path: string, renewal: string): string {
+function whyUntrusted({ code = "", cert }: HandshakeError, address: string, path: string, renewal: string): string {
   const server = `the certificate of the server at ${address}`;
-  switch (error.code) {
-    case "ERR_SSL_WRONG_VERSION_NUMBER":
-    case "ERR_SSL_PACKET_LENGTH_TOO_LONG":
-      return `the server at ${address} does not speak TLS: use the port of a listener with TLS, or write ${address.replace(/^m?tls:/, "")} for a bus of this machine`;
-    case "CERT_HAS_EXPIRED":
-    case "CERT_NOT_YET_VALID":
-      return `${server} has expired or is not valid yet: check the clock of this machine, or renew it there with toolbus keys init`;
-    case "ERR_TLS_CERT_ALTNAME_INVALID":
-      return `${server} is for ${(error.cert?.subjectaltname ?? "").replace(/(DNS|IP Address):/g, "")}: use one of these names in the address, or add this one there with toolbus keys init --name`;
-    case "SELF_SIGNED_CERT_IN_CHAIN":
-    case "DEPTH_ZERO_SELF_SIGNED_CERT":
-    case "UNABLE_TO_GET_ISSUER_CERT_LOCALLY":
-    case "UNABLE_TO_VERIFY_LEAF_SIGNATURE":
-    case "CERT_SIGNATURE_FAILURE":
-      if (!path) return `${server} is not signed by an authority that is trusted here: check the address, or name a credential in TOOLBUS_CREDENTIAL`;
-      return `${server} is not signed by the ca of the credential ${path}: check the address, or ${renewal}`;
-    default:
-      return "";
+  if (NO_TLS.includes(code)) {
+    return `the server at ${address} does not speak TLS: use the port of a listener with TLS, or write ${address.replace(/^m?tls:/, "")} for a bus of this machine`;
   }
+  if (EXPIRED.includes(code)) return `${server} has expired or is not valid yet: check the clock of this machine, or renew it there with toolbus keys init`;
+  if (code === "ERR_TLS_CERT_ALTNAME_INVALID") {
+    return `${server} is for ${(cert?.subjectaltname ?? "").replace(/(DNS|IP Address):/g, "")}: use one of these names in the address, or add this one there with toolbus keys init --name`;
+  }
+  if (!UNSIGNED.includes(code)) return "";
+  if (!path) return `${server} is not signed by an authority that is trusted here: check the address, or name a credential in TOOLBUS_CREDENTIAL`;
+  return `${server} is not signed by the ca of the credential ${path}: check the address, or ${renewal}`;
 }
 
 /**
  * Finds out why nothing answers at an address although there is a listener, by a TLS handshake of its own. gRPC does not say
- * that it is spoken to without TLS, or that the connection ended because of a client's certificate.
+ * that it is spoken to without TLS, or that the connection ended because of a client's certificate. Returns the reason and how
+ * to fix it, "" where there is nothing better to say, and whether anything listens.
  */
-export function whyUnanswered(address: string, path: string): Promise<Look> {
-  const [, prefix = "", named, host = "", port = ""] = /^(?:(m?tls:)(?:([^@]*)@)?)?\[?(.*?)\]?:(\d+)$/s.exec(address) ?? [];
-  if (!port || /^(unix|dns):/.test(address)) return Promise.resolve({ why: "", reached: true });
-  let credential: Credential = {};
-  try {
-    credential = readCredential(path);
-  } catch {
-    // the attempt to connect has reported it
-  }
-  const { ca, certificate: cert, key, name = "NAME" } = credential;
+export function whyUnanswered(address: string, path: string, { ca, certificate, key, name = "NAME" }: Credential): Promise<{ why: string; reached: boolean }> {
+  const [, prefix = "", named, dialed = "", port = ""] = /^(?:(m?tls:)(?:([^@]*)@)?)?\[?(.*?)\]?:(\d+)$/s.exec(address) ?? [];
+  if (!port || address.startsWith("unix:")) return Promise.resolve({ why: "", reached: true });
   const renewal = `write it anew on the machine of the bus with toolbus keys renew ${name}, and copy it here`;
-  const refusal = cert
+  const refusal = certificate
     ? `the bus at ${address} does not accept the certificate of the credential ${path}, which has expired or is for another bus: ${renewal}`
     : `the bus at ${address} asks for a client certificate, and ${noCertificate(path)}`;
-  const options = { ALPNProtocols: ["h2"], rejectUnauthorized: prefix !== "", ...(ca ? { ca } : {}), ...(cert && key ? { cert, key } : {}) };
+  const host = named ?? dialed;
+  const trust = prefix ? { ca, ...(certificate && key ? { cert: certificate, key } : {}) } : { rejectUnauthorized: false }; // nothing is sent to it
   return new Promise((resolve) => {
-    const socket = net.connect({ host, port: Number(port) });
+    const socket = net.connect({ host: dialed, port: Number(port) });
     const done = (why: string, reached: boolean) => {
       resolve({ why, reached });
       socket.destroy();
@@ -231,7 +201,7 @@ export function whyUnanswered(address: string, path: string): Promise<Look> {
     socket.setTimeout(PROBE_MS, () => done("", true));
     socket.on("error", () => done(shakenHands ? refusal : "", shakenHands));
     socket.on("connect", () => {
-      const secure = tls.connect({ socket, host: named ?? host, ...(net.isIP(named ?? host) ? {} : { servername: named ?? host }), ...options }, () => {
+      const secure = tls.connect({ socket, host, ...(net.isIP(host) ? {} : { servername: host }), ALPNProtocols: ["h2"], ...trust }, () => {
         if (!prefix) return done(`the server at ${address} speaks TLS: write tls:${address} or mtls:${address}, and name a credential in TOOLBUS_CREDENTIAL`, true);
         shakenHands = true;
         secure.write("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"); // the preface, and empty SETTINGS
@@ -249,28 +219,26 @@ export function whyUnanswered(address: string, path: string): Promise<Look> {
  * @throws SetupError other users can read the file, or it cannot be read.
  */
 export function readCredential(path: string): Credential {
-  if (!path) return {};
-  let content: string;
+  const values: Record<string, string> = {};
+  if (!path) return values;
   let file: number | undefined;
   try {
     file = openSync(path, "r");
     const { uid, mode } = fstatSync(file);
-    const own = process.getuid === undefined || ((uid === process.getuid() || uid === 0) && (mode & 0o077) === 0);
-    if (!own) throw new SetupError(`${path} must belong to this user, who alone may read it: chmod 600 ${path}`);
-    content = readFileSync(file, "utf8");
+    const isOwn = process.getuid === undefined || ([process.getuid(), 0].includes(uid) && (mode & 0o077) === 0);
+    if (!isOwn) throw new SetupError(`${path} must belong to this user, who alone may read it: chmod 600 ${path}`);
+    // What `toolbus keys add` writes: basic and multi-line texts; other values are for people.
+    for (const [, name, long, long2, short = "", short2] of readFileSync(file, "utf8").matchAll(
+      /^\s*(\w+)\s*=\s*(?:"""\r?\n?(.*?)"""|'''\r?\n?(.*?)'''|"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)')/gms,
+    )) {
+      values[name as string] = long ?? long2 ?? short2 ?? (JSON.parse(`"${short}"`) as string);
+    }
+    return values;
   } catch (problem) {
     throw problem instanceof SetupError ? problem : new SetupError(`the credential ${path} cannot be read: ${String(problem)}`);
   } finally {
     if (file !== undefined) closeSync(file);
   }
-  // What `toolbus keys add` writes: basic and multi-line texts; other values are for people.
-  const values: Record<string, string> = {};
-  for (const [, name, long, long2, short, short2] of content.matchAll(
-    /^\s*(\w+)\s*=\s*(?:"""\r?\n?(.*?)"""|'''\r?\n?(.*?)'''|"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)')/gms,
-  )) {
-    values[name as string] = long ?? long2 ?? short2 ?? (JSON.parse(`"${short ?? ""}"`) as string);
-  }
-  return values;
 }
 
 function statusName(code: number): string {

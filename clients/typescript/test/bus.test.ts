@@ -3,7 +3,7 @@ import dns from "node:dns/promises";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { syncBuiltinESMExports } from "node:module";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { after, before, mock, test } from "node:test";
 
 import { generateText, stepCountIs } from "ai";
@@ -232,7 +232,11 @@ test("OpenAI's and Anthropic's formats, over either host", async () => {
 
 test("a refused tool is data, and the others are offered", async () => {
   const refused: string[] = [];
-  const other = new Plugin("other", { ...quiet, address: bus.grpc, onRefused: ({ name }) => refused.push(name) });
+  const onRefused = ({ name }: { name: string }) => {
+    refused.push(name);
+    throw new Error("a fault of the author, which ends nothing");
+  };
+  const other = new Plugin("other", { ...quiet, address: bus.grpc, onRefused });
   other.tool("works", { description: "Works." }, () => 1);
   other.tool("does_not", { description: "Does not.", parameters: { $ref: "#" } }, () => 1);
   other.start();
@@ -284,11 +288,26 @@ test("a plugin that the bus refuses says why, once, and run rejects with it", as
 });
 
 test("without a bus a call is refused at its deadline, and a listing says where it looked", async () => {
-  const lonely = new Host({ ...quiet, address: "127.0.0.1:1" });
+  const lonely = new Host({ ...quiet, address: "127.0.0.1:1, 127.0.0.1:1" });
+  const patient = lonely.call("add", {}, { timeout: 2 ** 31 }); // more than a timer of Node can hold
   const { error } = await lonely.call("add", {}, { timeout: 0.1 });
   assert.deepEqual([error?.code, error?.stage, error?.retrySafe], ["UNAVAILABLE", "NOT_DISPATCHED", true]);
-  await assert.rejects(lonely.list({ timeout: 0.1 }), (problem) => problem instanceof PeerLost && /127\.0\.0\.1:1/.test(problem.message));
+  await assert.rejects(lonely.list({ timeout: 0.1 }), (problem) => problem instanceof PeerLost && /answered at 127\.0\.0\.1:1 within/.test(problem.message));
   await lonely.close();
+  assert.equal((await patient).error?.code, "CANCELLED");
+});
+
+test("a bus that is killed ends streams over HTTP in PeerLost, and a listing goes on at the next", async () => {
+  const killed = await runningBus();
+  const lister = new Host({ ...quiet, address: `${killed.grpc},${bus.grpc}` });
+  await lister.ready();
+  const watch = new HttpHost({ address: killed.http }).watch();
+  await watch.next();
+  killed.process.kill("SIGKILL");
+  await killed.stop();
+  assert.equal((await lister.list({ source: "weather", names: ["add"] })).length, 1);
+  await assert.rejects(watch.next(), PeerLost);
+  await lister.close();
 });
 
 test("after a restart of the bus the tools are back, and a call that waited is answered", async () => {
@@ -428,6 +447,16 @@ test("a credential that is about to be copied is used as it was before", async (
     await caller.close();
     rmSync(folder, { recursive: true });
   }
+});
+
+test("a credential that holds no text or no key says so, with its file and the fix", async () => {
+  const credential = join(mkdtempSync(join(tmpdir(), "toolbus-")), "bad.toolbus");
+  writeFileSync(credential, 'name = "\\q"', { mode: 0o600 });
+  assert.throws(() => new Host({ credential }), (problem) => problem instanceof SetupError && problem.message.includes(credential));
+  writeFileSync(credential, 'certificate = "a"\nkey = "b"', { mode: 0o600 });
+  const wrong = new Host({ ...quiet, credential, address: "mtls:127.0.0.1:1" });
+  await assert.rejects(wrong.ready(), (problem) => problem instanceof SetupError && /bad\.toolbus cannot be used .*create it anew/.test(problem.message));
+  rmSync(dirname(credential), { recursive: true });
 });
 
 test("a bus that does not answer for the sake of TLS is explained", async () => {

@@ -1,27 +1,15 @@
-/** Answers the questions of tools: makes a call again with the answers, the same over gRPC and HTTP. */
-import { callError, parseJson, Result, type Answer, type Json, type Question } from "./values.js";
+/** Makes calls again, the same over gRPC and HTTP: with the answers to the questions of tools, and after refusals. */
+import { callError, parseJson, Result, type CallError, type Inputs, type Json, type OnInput, type Question } from "./values.js";
 
 const ROUNDS = 10; // of questions of one call
+const FIRST_PAUSE_MS = 10; // before a refused call is sent again: the upper end, which doubles
+const MAX_PAUSE_MS = 1000;
 
-/** The kinds of questions that a call accepts, and the answers to those of the call before. */
-export interface Inputs {
-  /** Of `elicitation.form` (the default), `elicitation.url`, `sampling`, `roots`. */
-  readonly accepts?: readonly string[];
-  readonly answers?: { readonly [key: string]: Json | Answer };
-  readonly state?: string;
+/** Returns how long to wait before a call that failed is made again, in ms; null where its result is final. */
+export function retryPause(code: string | undefined, error: Pick<CallError, "retrySafe" | "retryAfterSeconds">, attempt: number): number | null {
+  if (!error.retrySafe || (code !== "UNAVAILABLE" && code !== "OVERLOADED")) return null;
+  return Math.max(Math.random() * Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** attempt), error.retryAfterSeconds * 1000);
 }
-
-/** A question, with what a form needs beside its method and parameters. */
-export interface AskedQuestion extends Question {
-  readonly key: string;
-  readonly message: string;
-  /** JSON Schema of the form; {} without one. */
-  readonly schema: { readonly [keyword: string]: any };
-  readonly url: string;
-}
-
-/** Returns an answer, the fields of a form (accepted), or null (no choice was made). */
-export type OnInput = (question: AskedQuestion) => unknown;
 
 /** Makes a call, and again with answers for as long as its tool asks. */
 export async function answered(call: (inputs: Inputs) => Promise<Result>, onInput: OnInput, inputs: Inputs = {}): Promise<Result> {
@@ -44,7 +32,6 @@ export async function answered(call: (inputs: Inputs) => Promise<Result>, onInpu
 function answerOf(question: Question, given: unknown): Json {
   if (question.method !== "elicitation/create") return given as Json;
   if (given === null || given === undefined) return { action: "cancel" };
-  const { action } = given as { action?: unknown };
-  const whole = action === "accept" || action === "decline" || action === "cancel";
+  const whole = ["accept", "decline", "cancel"].includes((given as { action?: string }).action ?? "");
   return (whole ? given : { action: "accept", content: given }) as Json;
 }
