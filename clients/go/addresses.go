@@ -18,17 +18,19 @@ const (
 )
 
 var (
-	hostPort = regexp.MustCompile(`^(?:m?tls:(?:[^\s:/?#@,\[\]]+@)?)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:/?#@,\[\]]+):(\d{1,5})$`)
-	dnsName  = regexp.MustCompile(`^dns:((?:m?tls:)?)([^\s:/?#@,\[\]]+):(\d{1,5})$`)
+	busForm  = regexp.MustCompile(`^(?:m?tls:(?:[^\s:/?#@,\[\]]+@)?)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:/?#@,\[\]]+):(\d{1,5})$`)
+	dnsForm  = regexp.MustCompile(`^dns:((?:m?tls:)?)([^\s:/?#@,\[\]]+):(\d{1,5})$`)
 	busBegin = regexp.MustCompile(`^\s*(?:\[|[^:/]*:)`)
 )
 
 // addresses are the buses of an address: a list with commas, in which dns: before a name stands for all that DNS has for it.
 type addresses struct {
-	entries []entry
-	turn    int       // where the answers for a name begin, so that hosts spread over the buses
-	looked  time.Time // when names were looked up last; zero before
-	known   []string
+	text     string // as it was written, each bus once
+	entries  []entry
+	hasNames bool
+	turn     int       // where the answers for a name begin, so that hosts spread over the buses
+	looked   time.Time // when names were looked up last; zero before
+	known    []string
 }
 
 // entry is a bus, or a name and the buses that DNS had for it last.
@@ -50,25 +52,24 @@ func readAddresses(text string) (*addresses, error) {
 	if len(written) > maxBuses {
 		return nil, setupErrorf("the address has %d buses, it may have %d", len(written), maxBuses)
 	}
-	own := &addresses{turn: mathrand.IntN(maxBuses)}
-	for _, each := range written {
+	a := &addresses{turn: mathrand.IntN(maxBuses)}
+	for i, each := range written {
 		each = strings.TrimSpace(each)
-		name := dnsName.FindStringSubmatch(each)
-		path, isUnix := strings.CutPrefix(each, "unix:")
-		host := hostPort.FindStringSubmatch(each)
-		switch {
-		case name != nil && isPort(name[3]):
-			own.entries = append(own.entries, entry{prefix: name[1], host: name[2], port: name[3]})
-		case isUnix && path != "" || host != nil && isPort(host[1]):
-			own.entries = append(own.entries, entry{buses: []string{each}})
-		case strings.HasPrefix(each, "dns:"):
+		written[i] = each
+		name, path, _ := strings.Cut(each, ":")
+		if found := dnsForm.FindStringSubmatch(each); found != nil && isPort(found[3]) {
+			a.entries, a.hasNames = append(a.entries, entry{prefix: found[1], host: found[2], port: found[3]}), true
+		} else if found := busForm.FindStringSubmatch(each); found != nil && isPort(found[1]) || name == "unix" && path != "" {
+			a.entries = append(a.entries, entry{buses: []string{each}})
+		} else if name == "dns" {
 			return nil, setupErrorf("the address is %q, it must be dns:NAME:PORT, dns:tls:NAME:PORT or dns:mtls:NAME:PORT", each)
-		default:
+		} else {
 			return nil, setupErrorf("the address is %q, it must be HOST:PORT, unix:PATH, tls:HOST:PORT, mtls:HOST:PORT or dns:NAME:PORT", each)
 		}
 	}
-	own.collect()
-	return own, nil
+	a.text = strings.Join(unique(written), ", ")
+	a.collect()
+	return a, nil
 }
 
 func isPort(text string) bool {
@@ -76,25 +77,28 @@ func isPort(text string) bool {
 	return err == nil && port > 0
 }
 
-func (a *addresses) hasNames() bool {
-	return slices.ContainsFunc(a.entries, func(each entry) bool { return each.host != "" })
-}
-
 func (a *addresses) collect() {
 	a.known = nil
 	for _, each := range a.entries {
-		for _, bus := range each.buses {
-			if !slices.Contains(a.known, bus) { // else this peer would replace itself there
-				a.known = append(a.known, bus)
-			}
+		a.known = append(a.known, each.buses...)
+	}
+	a.known = unique(a.known) // at one bus twice this peer would replace itself
+	a.known = a.known[:min(len(a.known), maxBuses)]
+}
+
+func unique(texts []string) []string {
+	var all []string
+	for _, each := range texts {
+		if !slices.Contains(all, each) {
+			all = append(all, each)
 		}
 	}
-	a.known = a.known[:min(len(a.known), maxBuses)]
+	return all
 }
 
 // lookUp returns the buses of now. A name without an answer has those of before; the error says why there is none at all.
 func (a *addresses) lookUp(ctx context.Context) ([]string, error) {
-	if !a.hasNames() || len(a.known) > 0 && time.Since(a.looked) < lookUpTime {
+	if !a.hasNames || len(a.known) > 0 && time.Since(a.looked) < lookUpTime {
 		return a.known, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookUpTime)

@@ -653,7 +653,7 @@ func TestABusThatDoesNotAnswerForTheSakeOfTLSIsExplained(t *testing.T) {
 		host.peer.begin()
 		check(t, host.peer.until(t.Context(), func() bool { return strings.Contains(host.peer.shown[own].why, expected) }))
 	}
-	if _, reached := whyUnanswered("127.0.0.1:1", ""); reached {
+	if _, reached := whyUnanswered("127.0.0.1:1", "", nil); reached {
 		t.Fatal("nothing listens there")
 	}
 }

@@ -1,12 +1,12 @@
 package toolbus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -76,11 +76,42 @@ func (a *ask) end(result *pb.ToolResult) {
 	a.notify()
 }
 
+// stage returns how far a call has got, if no progress has shown more.
+func (a *ask) stage(least Stage) Stage {
+	if a.accepted {
+		return StageAccepted
+	}
+	return least
+}
+
 func (a *ask) notify() {
 	select {
 	case a.signal <- struct{}{}:
 	default:
 	}
+}
+
+// callTool makes a call, of a handler or of this peer's own.
+func (p *peer) callTool(ctx context.Context, name string, arguments any, options CallOptions, parent *run) (*Result, error) {
+	if err := p.begin(); err != nil {
+		return nil, err
+	}
+	fields, err := callFields(name, arguments, options)
+	if err != nil {
+		return nil, err
+	}
+	var link *link
+	if parent != nil {
+		call := parent.call
+		fields.ParentCallId, fields.Traceparent, fields.Tracestate = call.CallId, call.Traceparent, call.Tracestate
+		fields.BackgroundAfterSeconds, fields.Context = 0, nil
+		link = parent.link
+	}
+	result, err := p.call(ctx, fields, link, options.OnProgress)
+	if err != nil {
+		return nil, err
+	}
+	return resultFromWire(result), nil
 }
 
 // call makes a call and returns its result; a failure is a result with an error. It returns the cause of a context that is
@@ -97,17 +128,12 @@ func (p *peer) call(ctx context.Context, fields *pb.ToolCall, parent *link, onPr
 	}
 	own := waiters.Get().(*waiter)
 	defer waiters.Put(own)
+	named := seconds(cmp.Or(fields.BackgroundAfterSeconds, fields.TimeoutSeconds))
+	started := time.Now()
 	a := &ask{
 		fields: fields, timeout: fields.TimeoutSeconds, background: fields.BackgroundAfterSeconds, parent: parent,
-		onProgress: onProgress, started: time.Now(), signal: own.signal,
-	}
-	named := seconds(fields.TimeoutSeconds)
-	if fields.BackgroundAfterSeconds > 0 {
-		named = seconds(fields.BackgroundAfterSeconds)
-	}
-	a.deadline, a.lastMoment = a.started.Add(defaultTime), a.started.Add(longestTime+slack)
-	if named > 0 {
-		a.deadline, a.lastMoment = a.started.Add(named), a.started.Add(min(named, longestTime)+slack)
+		onProgress: onProgress, started: started, signal: own.signal,
+		deadline: started.Add(cmp.Or(named, defaultTime)), lastMoment: started.Add(min(cmp.Or(named, longestTime), longestTime) + slack),
 	}
 	a.encoded, a.fault = proto.Marshal(fields) // not with the mutex: it may be large
 	p.mutex.Lock()
@@ -178,20 +204,28 @@ func (p *peer) drive(ctx context.Context, a *ask, timer *time.Timer) (*pb.ToolRe
 
 // submit sends a call, or lets it wait for a stream or for room.
 func (p *peer) submit(a *ask) {
+	link, queue, open := p.link, p.queueOf(a), p.attached != nil
+	if a.parent != nil {
+		link, open = a.parent, true
+	}
 	switch {
-	case a.parent != nil && (a.parent.closed || a.parent != p.link):
+	case a.parent != nil && (link.closed || link != p.link):
 		p.broke(a, true)
 	case a.parent == nil && p.closed != "":
 		p.refuse(a)
-	case a.parent != nil && len(a.parent.waiting) == 0 && a.parent.hasRoom():
-		p.send(a, a.parent)
-	case a.parent != nil:
-		a.parent.waiting = append(a.parent.waiting, a)
-	case p.attached != nil && len(p.waiting) == 0 && p.link.hasRoom():
-		p.send(a, p.link)
+	case open && len(*queue) == 0 && link.hasRoom():
+		p.send(a, link)
 	default:
-		p.waiting = append(p.waiting, a)
+		*queue = append(*queue, a)
 	}
+}
+
+// queueOf returns where a call waits, oldest first; nested ones wait at their link.
+func (p *peer) queueOf(a *ask) *[]*ask {
+	if a.parent != nil {
+		return &a.parent.waiting
+	}
+	return &p.waiting
 }
 
 func (p *peer) send(a *ask, link *link) {
@@ -211,12 +245,11 @@ func (p *peer) send(a *ask, link *link) {
 	bytes = append(protowire.AppendString(bytes, a.id), a.encoded...)
 	over := func(name string, size, limit int) {
 		text := fmt.Sprintf("the call has %d bytes, more than the limit %s = %d: send less", size, name, limit)
-		a.end(failedAt(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text, name, float64(limit)))
+		a.end(failedAt(CodeInvalidArguments, StageNotDispatched, text, name, float64(limit)))
 	}
 	switch {
 	case a.fault != nil:
-		text := "the name or the arguments hold bytes that are not UTF-8: send text"
-		a.end(failed(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text))
+		a.end(failed(CodeInvalidArguments, StageNotDispatched, "the name or the arguments hold bytes that are not UTF-8: send text"))
 	case len(call.ArgumentsJson) > link.argumentBytes:
 		over("arguments_bytes", len(call.ArgumentsJson), link.argumentBytes)
 	case len(bytes) > link.largestItem:
@@ -257,13 +290,9 @@ func (p *peer) expire(a *ask, now time.Time) time.Time {
 	case now.Before(a.lastMoment):
 		return a.lastMoment
 	default:
-		stage := pb.CallStage_CALL_STAGE_UNKNOWN
-		if a.accepted {
-			stage = pb.CallStage_CALL_STAGE_ACCEPTED
-		}
 		limit := (a.lastMoment.Sub(a.started) - slack).Seconds()
 		text := fmt.Sprintf("the bus gave no answer within %g s: it hangs", limit)
-		a.end(failedAt(pb.ErrorCode_ERROR_CODE_DEADLINE_EXCEEDED, stage, text, "timeout_seconds", limit))
+		a.end(failedAt(CodeDeadlineExceeded, a.stage(StageUnknown), text, "timeout_seconds", limit))
 		p.giveUp(a, "timeout_seconds")
 	}
 	return now.Add(time.Hour)
@@ -282,10 +311,7 @@ func (p *peer) giveUp(a *ask, reason string) {
 }
 
 func (p *peer) unqueue(a *ask) {
-	queue := &p.waiting
-	if a.parent != nil {
-		queue = &a.parent.waiting
-	}
+	queue := p.queueOf(a)
 	if i := slices.Index(*queue, a); i >= 0 {
 		*queue = slices.Delete(*queue, i, i+1)
 	}
@@ -295,11 +321,7 @@ func (p *peer) unqueue(a *ask) {
 func (p *peer) refuse(a *ask) {
 	result := a.refusal
 	if result == nil {
-		text := p.closed
-		if text == "" {
-			text = "no bus took the call in time"
-		}
-		result = failed(pb.ErrorCode_ERROR_CODE_UNAVAILABLE, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
+		result = failed(CodeUnavailable, StageNotDispatched, cmp.Or(p.closed, "no bus took the call in time"))
 		result.Error.RetrySafe = p.closed == "" && a.parent == nil
 	}
 	a.sentOn = nil
@@ -307,14 +329,12 @@ func (p *peer) refuse(a *ask) {
 }
 
 func (p *peer) broke(a *ask, unread bool) {
-	stage := pb.CallStage_CALL_STAGE_UNKNOWN
+	stage := StageUnknown
 	if unread {
-		stage = pb.CallStage_CALL_STAGE_NOT_DISPATCHED
-	} else if a.accepted {
-		stage = pb.CallStage_CALL_STAGE_ACCEPTED
+		stage = StageNotDispatched
 	}
 	a.sentOn = nil
-	a.end(failed(pb.ErrorCode_ERROR_CODE_UNAVAILABLE, stage, "the connection to the bus broke"))
+	a.end(failed(CodeUnavailable, a.stage(stage), "the connection to the bus broke"))
 }
 
 // -- for the peer -----------------------------------------------------------------------------------------------------
@@ -335,13 +355,11 @@ func (p *peer) cancelAll(reason string) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	for a := range p.unfinished {
-		stage := pb.CallStage_CALL_STAGE_NOT_DISPATCHED
-		if a.accepted {
-			stage = pb.CallStage_CALL_STAGE_ACCEPTED
-		} else if a.sentOn != nil {
-			stage = pb.CallStage_CALL_STAGE_DISPATCHED
+		stage := StageNotDispatched
+		if a.sentOn != nil {
+			stage = StageDispatched
 		}
-		a.end(failed(pb.ErrorCode_ERROR_CODE_CANCELLED, stage, reason))
+		a.end(failed(CodeCancelled, a.stage(stage), reason))
 		p.giveUp(a, reason)
 	}
 }
@@ -376,15 +394,12 @@ func (p *peer) onResults(results []*pb.ToolResult, link *link) {
 
 // sendWaiting sends waiting calls while there is room, nested ones first.
 func (p *peer) sendWaiting(link *link) {
-	for len(link.waiting) > 0 && link.hasRoom() {
-		a := link.waiting[0]
-		link.waiting = link.waiting[1:]
-		p.send(a, link)
-	}
-	for p.attached != nil && link == p.link && len(p.waiting) > 0 && link.hasRoom() {
-		a := p.waiting[0]
-		p.waiting = p.waiting[1:]
-		p.send(a, link)
+	for _, queue := range []*[]*ask{&link.waiting, &p.waiting} {
+		for len(*queue) > 0 && link.hasRoom() && (queue == &link.waiting || p.attached != nil && link == p.link) {
+			a := (*queue)[0]
+			*queue = (*queue)[1:]
+			p.send(a, link)
+		}
 	}
 }
 
@@ -392,18 +407,11 @@ func (p *peer) sendWaiting(link *link) {
 // The bus has answered all that it read where it shut down gracefully.
 func (p *peer) lostCalls(link *link, allRead bool) {
 	unwritten := link.unwrittenCalls()
-	var again []*ask
 	for id, a := range link.pending {
-		unread := allRead || unwritten[id]
-		switch {
-		case a.over:
-		case !unread || a.parent != nil:
+		if unread := allRead || unwritten[id]; !unread || a.parent != nil {
 			p.broke(a, unread)
-		case p.closed != "" || time.Now().After(a.deadline):
-			p.refuse(a)
-		default:
-			a.sentOn = nil
-			again = append(again, a)
+		} else if a.sentOn = nil; !a.over {
+			p.submit(a)
 		}
 	}
 	for _, a := range link.waiting {
@@ -411,12 +419,4 @@ func (p *peer) lostCalls(link *link, allRead bool) {
 	}
 	clear(link.pending)
 	link.waiting = nil
-	slices.SortFunc(again, func(a, b *ask) int { return number(a.id) - number(b.id) })
-	p.waiting = append(again, p.waiting...)
-}
-
-// number returns how many calls a stream had when it made this id.
-func number(id string) int {
-	count, _ := strconv.Atoi(id[1:])
-	return count
 }

@@ -16,7 +16,8 @@ import (
 const (
 	listTime  = 10 * time.Second
 	closeTime = 5 * time.Second
-	rounds    = 10 // of questions of one call
+	retryTime = 50 * time.Millisecond // between two attempts at a listing
+	rounds    = 10                    // of questions of one call
 )
 
 // HostOptions are what a host can state.
@@ -45,13 +46,6 @@ type CallOptions struct {
 	OnInput OnInput
 	// Inputs are the kinds of questions that this call accepts, and its answers; by default forms if there is OnInput.
 	Inputs *Inputs
-}
-
-func (o *CallOptions) onProgress() func(Progress) {
-	if o == nil {
-		return nil
-	}
-	return o.OnProgress
 }
 
 // Inputs are the kinds of questions that a call accepts, and the answers to those of the call before.
@@ -103,42 +97,41 @@ type Notice struct{ Source, Text string }
 // Host lists tools and calls them. It connects when it is first used. Use one host for a whole program: its calls share one
 // connection. All methods may be used by several goroutines.
 type Host struct {
-	peer    *peer
-	options HostOptions
-	fault   error
-	mutex   sync.Mutex
-	lender  *Plugin // offers the model of this host; nil unless it lends one
+	peer   *peer
+	mutex  sync.Mutex
+	lender *Plugin // offers the model of this host; nil unless it lends one
 }
 
 // NewHost returns a host; nil options have the defaults. An invalid source and a credential that cannot be used are errors
 // of all its methods.
 func NewHost(options *HostOptions) *Host {
-	if options == nil {
-		options = &HostOptions{}
-	}
-	host := &Host{options: *options}
-	source := cmp.Or(options.Source, "host")
-	own, buses, err := complete(source, options.Options)
-	host.options.Options, host.fault = own, err
-	host.peer = newPeer(source, own, buses, role{})
+	given := or(options)
+	source := cmp.Or(given.Source, "host")
+	own, buses, err := complete(source, given.Options)
+	host := &Host{peer: newPeer(source, own, buses, role{})}
+	host.peer.fault = err
 	return host
+}
+
+// or returns options; nil ones have the defaults.
+func or[T any](options *T) T {
+	if options == nil {
+		return *new(T)
+	}
+	return *options
 }
 
 // Ready waits until a bus has accepted this host. The error is a [*RequestError], a [*PeerLost] at the deadline of the
 // context, or a [*SetupError].
 func (h *Host) Ready(ctx context.Context) error {
-	if h.fault != nil {
-		return h.fault
+	if err := h.peer.begin(); err != nil {
+		return err
 	}
-	h.peer.begin()
 	return h.peer.until(ctx, func() bool { return h.peer.attached != nil })
 }
 
 // Identity returns whom the bus takes this host for; empty on its own machine, and while it is not connected.
 func (h *Host) Identity() string {
-	if h.fault != nil {
-		return ""
-	}
 	h.peer.mutex.Lock()
 	defer h.peer.mutex.Unlock()
 	return h.peer.attached.GetIdentity()
@@ -152,32 +145,25 @@ func (h *Host) Identity() string {
 // The error is that of the context when it is cancelled, which reaches the handler of the tool, or a mistake: arguments that
 // JSON cannot hold, a [*SetupError].
 func (h *Host) Call(ctx context.Context, name string, arguments any, options *CallOptions) (*Result, error) {
-	if h.fault != nil {
-		return nil, h.fault
+	once := or(options)
+	if once.OnInput == nil {
+		return h.peer.callTool(ctx, name, arguments, once, nil)
 	}
-	h.peer.begin()
-	if options == nil || options.OnInput == nil {
-		return h.peer.callTool(ctx, name, arguments, options)
-	}
-	once, inputs := *options, Inputs{Accepts: []string{"elicitation.form"}}
-	if options.Inputs != nil {
-		inputs = *options.Inputs
-	}
+	inputs := or(once.Inputs)
 	for range rounds {
 		once.Inputs = &inputs
-		result, err := h.peer.callTool(ctx, name, arguments, &once)
+		result, err := h.peer.callTool(ctx, name, arguments, once, nil)
 		if err != nil || !result.Asks() {
 			return result, err
 		}
-		answers, err := answersOf(ctx, result.InputRequestsJSON, options.OnInput)
+		answers, err := answersOf(ctx, result.InputRequestsJSON, once.OnInput)
 		if err != nil {
 			return nil, err
 		}
 		inputs = Inputs{Accepts: inputs.Accepts, Answers: answers, State: result.RequestState}
 	}
 	text := fmt.Sprintf("the tool has asked %d times, which is the limit of this client", rounds)
-	failure := &CallError{Code: CodeTool, Stage: StageAccepted, Message: text, Reason: "needs_input"}
-	return &Result{OutputJSON: "null", IsError: true, Error: failure}, nil
+	return failure(CodeTool, StageAccepted, text, "needs_input"), nil
 }
 
 func answersOf(ctx context.Context, questions string, onInput OnInput) (map[string]any, error) {
@@ -195,49 +181,35 @@ func answersOf(ctx context.Context, questions string, onInput OnInput) (map[stri
 		if err != nil {
 			return nil, err
 		}
-		switch given := given.(type) {
+		switch given.(type) {
 		case nil:
-			answers[key] = Answer{Action: "cancel"}
+			given = Answer{Action: "cancel"}
 		case Answer, *Answer:
-			answers[key] = given
-		case map[string]any:
-			if answers[key] = given; question.Method == "elicitation/create" {
-				answers[key] = Answer{Action: "accept", Content: given}
-			}
 		default:
-			answers[key] = given
 			if question.Method == "elicitation/create" {
-				answers[key] = map[string]any{"action": "accept", "content": given}
+				given = map[string]any{"action": "accept", "content": given}
 			}
 		}
+		answers[key] = given
 	}
 	return answers, nil
 }
 
 // callFields returns a call as the protocol has it.
-func callFields(name string, arguments any, options *CallOptions) (*pb.ToolCall, error) {
+func callFields(name string, arguments any, options CallOptions) (*pb.ToolCall, error) {
 	text, err := argumentsJSON(arguments)
 	if err != nil {
 		return nil, fmt.Errorf("the arguments of %s cannot be written as JSON: %w", name, err)
 	}
-	fields := &pb.ToolCall{Name: name, ArgumentsJson: text}
-	if options == nil {
-		return fields, nil
+	if time := min(options.Timeout, options.BackgroundAfter); time < 0 {
+		return nil, setupErrorf("a call's time is %v, it must be above 0: leave it out for the tool's own", time)
 	}
-	for _, time := range []time.Duration{options.Timeout, options.BackgroundAfter} {
-		if time < 0 {
-			return nil, setupErrorf("a call's time is %v, it must be above 0: leave it out for the tool's own", time)
-		}
-	}
-	fields.TimeoutSeconds, fields.BackgroundAfterSeconds = options.Timeout.Seconds(), options.BackgroundAfter.Seconds()
-	fields.SchemaHash, fields.Context = options.SchemaHash, contextToWire(options.Context)
-	if options.Role != "" {
-		fields.Role = &options.Role
+	fields := &pb.ToolCall{
+		Name: name, ArgumentsJson: text, SchemaHash: options.SchemaHash, Role: orUnset(options.Role), Context: contextToWire(options.Context),
+		TimeoutSeconds: options.Timeout.Seconds(), BackgroundAfterSeconds: options.BackgroundAfter.Seconds(),
 	}
 	if inputs := options.Inputs; inputs != nil {
-		if fields.Context == nil {
-			fields.Context = &pb.CallContext{}
-		}
+		fields.Context = cmp.Or(fields.Context, &pb.CallContext{})
 		if fields.Accepts = inputs.Accepts; inputs.Accepts == nil {
 			fields.Accepts = []string{"elicitation.form"}
 		}
@@ -251,12 +223,16 @@ func callFields(name string, arguments any, options *CallOptions) (*pb.ToolCall,
 	return fields, nil
 }
 
+func orUnset(text string) *string {
+	if text == "" {
+		return nil
+	}
+	return &text
+}
+
 // List lists the tools that this host can call; nil options list all. Without a deadline of the context it waits 10 s for a
 // bus. The error is a [*RequestError], for a role that does not exist, or a [*PeerLost].
 func (h *Host) List(ctx context.Context, options *ListOptions) (*Listing, error) {
-	if options == nil {
-		options = &ListOptions{}
-	}
 	if _, has := ctx.Deadline(); !has {
 		timed, cancel := context.WithTimeout(ctx, listTime)
 		defer cancel()
@@ -267,33 +243,32 @@ func (h *Host) List(ctx context.Context, options *ListOptions) (*Listing, error)
 			return nil, err
 		}
 		h.peer.mutex.Lock()
-		connection := h.peer.connection
+		link := h.peer.link
 		h.peer.mutex.Unlock()
-		if connection == nil {
+		if link == nil {
 			continue
 		}
-		listing, err := listed(ctx, connection, options)
-		h.peer.mutex.Lock()
-		broke := connection != h.peer.connection
-		h.peer.mutex.Unlock()
-		if lost := new(PeerLost); !broke || !errors.As(err, &lost) || ctx.Err() != nil {
+		listing, err := listed(ctx, link.connection, or(options))
+		if lost := new(PeerLost); !errors.As(err, &lost) || lost.Code != "UNAVAILABLE" {
 			return listing, err
+		}
+		select { // perhaps the end of the stream comes next
+		case <-time.After(retryTime):
+		case <-ctx.Done():
+			return nil, err
 		}
 	}
 }
 
-func listed(ctx context.Context, connection *connection, options *ListOptions) (*Listing, error) {
+func listed(ctx context.Context, connection *connection, options ListOptions) (*Listing, error) {
 	request := &pb.ListRequest{
 		Names: options.Names, Source: options.Source, Context: contextToWire(options.Context), IfRevision: options.IfRevision,
-		IncludeOffline: options.IncludeOffline, IncludeRefused: options.IncludeRefused,
-	}
-	if options.Role != "" {
-		request.Role = &options.Role
+		IncludeOffline: options.IncludeOffline, IncludeRefused: options.IncludeRefused, Role: orUnset(options.Role),
 	}
 	listing := &Listing{}
 	for {
-		page, err := connection.list(ctx, request)
-		if err != nil {
+		page := new(pb.ListResponse)
+		if err := connection.unary(ctx, "List", request, page); err != nil {
 			return nil, err
 		}
 		listing.Tools = append(listing.Tools, listedFromWire(page.Tools)...)
@@ -316,9 +291,6 @@ func listed(ctx context.Context, connection *connection, options *ListOptions) (
 // Watch yields the whole catalog, then its changes; after a reconnect the whole catalog again. It ends with the error of the
 // context, or a [*RequestError] if the bus refuses this host.
 func (h *Host) Watch(ctx context.Context) iter.Seq2[CatalogChange, error] {
-	if h.fault != nil {
-		return func(yield func(CatalogChange, error) bool) { yield(CatalogChange{}, h.fault) }
-	}
 	return read(ctx, h.peer, &h.peer.catalogs, func() []CatalogChange {
 		if h.peer.revision == 0 {
 			return nil
@@ -330,9 +302,6 @@ func (h *Host) Watch(ctx context.Context) iter.Seq2[CatalogChange, error] {
 // Notifications yields the notifications of plugins to users; after a reconnect also those that it missed. It ends as
 // [Host.Watch].
 func (h *Host) Notifications(ctx context.Context) iter.Seq2[Notification, error] {
-	if h.fault != nil {
-		return func(yield func(Notification, error) bool) { yield(Notification{}, h.fault) }
-	}
 	return read(ctx, h.peer, &h.peer.notes, func() []Notification { return nil })
 }
 
@@ -346,29 +315,25 @@ type LendOptions struct {
 // Lend lends the model of this host to plugins with the permission "generation", until the host is closed. An error of the
 // function is that of the request. The error of Lend is a [*SetupError].
 func (h *Host) Lend(generate func(context.Context, GenerationRequest) (*Generation, error), options *LendOptions) error {
-	if h.fault != nil {
-		return h.fault
+	if h.peer.fault != nil {
+		return h.peer.fault
 	}
-	limits := LendOptions{1024, time.Minute, 4}
-	if options != nil {
-		limits = LendOptions{
-			cmp.Or(options.MaxTokens, limits.MaxTokens), cmp.Or(options.Timeout, limits.Timeout), cmp.Or(options.MaxInFlight, limits.MaxInFlight),
-		}
-	}
+	given := or(options)
+	maxTokens := cmp.Or(given.MaxTokens, 1024)
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	if h.lender != nil {
 		return setupErrorf("this host lends its model already: make a host for each model")
 	}
-	own := h.options.Options
-	own.MaxInFlight, own.Instance = limits.MaxInFlight, ""
+	own := h.peer.options
+	own.MaxInFlight, own.Instance = cmp.Or(given.MaxInFlight, 4), ""
 	h.lender = NewPlugin("host", &PluginOptions{Options: own, Qualified: true})
 	tool := Tool{
-		Name: "generate", Description: "Asks the language model of this host.", Timeout: limits.Timeout,
-		Parameters: json.RawMessage(fmt.Sprintf(generationSchema, limits.MaxTokens)),
+		Name: "generate", Description: "Asks the language model of this host.", Timeout: cmp.Or(given.Timeout, time.Minute),
+		Parameters: json.RawMessage(fmt.Sprintf(generationSchema, maxTokens)),
 	}
 	err := AddTool(h.lender, tool, func(ctx context.Context, request GenerationRequest) (*Generation, error) {
-		request.Mode, request.MaxTokens = cmp.Or(request.Mode, "quiet"), cmp.Or(request.MaxTokens, limits.MaxTokens)
+		request.Mode, request.MaxTokens = cmp.Or(request.Mode, "quiet"), cmp.Or(request.MaxTokens, maxTokens)
 		answer, err := generate(ctx, request)
 		if err == nil && answer.Usage == nil {
 			answer.Usage = map[string]json.Number{}
@@ -386,31 +351,18 @@ const generationSchema = `{"type":"object","properties":{"messages":{"type":"arr
 
 // Drain waits for the calls in flight, until the context is done or 5 s have passed, then closes the host.
 func (h *Host) Drain(ctx context.Context) {
-	if h.fault != nil {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
-	for {
+	for busy := true; busy && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		h.peer.mutex.Lock()
-		idle := len(h.peer.unfinished) == 0
+		busy = len(h.peer.unfinished) > 0
 		h.peer.mutex.Unlock()
-		if idle || ctx.Err() != nil {
-			h.Close()
-			return
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-		}
 	}
+	h.Close()
 }
 
 // Close disconnects, within 5 s; calls in flight end in CANCELLED.
 func (h *Host) Close() {
-	if h.fault != nil {
-		return
-	}
 	h.mutex.Lock()
 	lender := h.lender
 	h.mutex.Unlock()

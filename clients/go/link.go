@@ -1,6 +1,7 @@
 package toolbus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -153,6 +154,7 @@ func (o *outbox) unwrittenCalls() map[string]bool {
 // a new link, so that nothing of an old one can reach it. The mutex of the peer guards it.
 type link struct {
 	outbox
+	connection    *connection
 	giveUp        context.CancelCauseFunc // cancels the stream, with a reason
 	running       map[string]*run         // calls that we answer, by the bus's id
 	pending       map[string]*ask         // calls of our own that the bus has not answered, by our id
@@ -162,6 +164,7 @@ type link struct {
 	attachedAt    time.Time    // of that answer
 	heardAt       time.Time    // the start of the stream, or the bus's last message
 	declared      int          // the version of the tools in the newest attach
+	unanswered    []int        // those of the attaches that the bus has not answered
 	pages         [][]*pb.Tool // tools of that attach that did not fit into it
 	declaring     bool         // whether another attach is about to be made
 	subscribed    int          // how many feeds the newest attach subscribed to
@@ -176,18 +179,16 @@ type link struct {
 	followUntil   time.Time // until when they may
 }
 
-func newLink(mutex *sync.Mutex, giveUp context.CancelCauseFunc, callsInFlight int) *link {
-	if callsInFlight == 0 {
-		callsInFlight = 256
-	}
+func newLink(mutex *sync.Mutex, connection *connection, giveUp context.CancelCauseFunc, callsInFlight int) *link {
 	return &link{
 		outbox:        outbox{ready: make(chan struct{}, 1), mutex: mutex, resultBytes: 4 << 20, largestItem: 16<<20 - margin},
+		connection:    connection,
 		giveUp:        giveUp,
 		running:       map[string]*run{},
 		pending:       map[string]*ask{},
 		standstill:    standstill{held: map[string]*pb.ToolCall{}},
 		heardAt:       time.Now(),
-		callsInFlight: callsInFlight,
+		callsInFlight: cmp.Or(callsInFlight, 256),
 		argumentBytes: 1 << 20,
 		heartbeat:     10 * time.Second,
 	}

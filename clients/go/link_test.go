@@ -16,7 +16,7 @@ import (
 )
 
 func testLink() *link {
-	return newLink(new(sync.Mutex), func(error) {}, 0)
+	return newLink(new(sync.Mutex), nil, func(error) {}, 0)
 }
 
 func take(t *testing.T, link *link) *pb.InvokeRequest {

@@ -163,8 +163,7 @@ func (m *ModelTools) call(ctx context.Context, name, arguments string) (*Result,
 	tool, is := m.known[name]
 	if !is {
 		text := fmt.Sprintf("there is no tool %q; there are: %s", name, strings.Join(m.names, ", "))
-		failure := &CallError{Code: CodeNotFound, Stage: StageNotDispatched, Message: text}
-		return &Result{OutputJSON: "null", IsError: true, Error: failure}, nil
+		return failure(CodeNotFound, StageNotDispatched, text, ""), nil
 	}
 	options := m.options.Call
 	options.Role = cmp.Or(options.Role, m.options.Role)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	mathrand "math/rand/v2"
 	"os"
 	"regexp"
@@ -76,11 +77,8 @@ type role struct {
 	onRefused            func(RefusedTool)
 }
 
-// failure says why an attempt at a bus failed.
-type failure struct {
-	text string // as it was logged
-	why  string // what a look at the bus has found; empty before that
-}
+// attempt says why the last attempt at a bus failed: as it was logged, and what a look at the bus has found; empty before that.
+type attempt struct{ text, why string }
 
 // toolKey names a tool of a role.
 type toolKey struct{ role, name string }
@@ -88,37 +86,34 @@ type toolKey struct{ role, name string }
 // peer holds one stream to a bus while it runs, to the next one of its buses when that is gone: offers tools, answers calls,
 // makes calls; in the order of docs/protocol.md. tools.go answers the calls of the bus, calls.go makes calls, link.go has the state of one stream.
 type peer struct {
-	buses *addresses // only its goroutine looks names up
-	// Of its goroutine: the credential of the newest connection, and why its file could not be used; empty where it could.
-	credential map[string]string
-	unusable   string
-	source     string
-	options    Options
-	role       role
-	log        *slog.Logger
-	ended      chan struct{} // closed when run has returned
-	leaving    chan struct{} // closed when this peer is to leave
-	work       chan *run     // takes calls for goroutines that have answered earlier ones
-	idle       atomic.Int32  // how many goroutines wait for work
-	catalogs   feed[CatalogChange]
-	notes      feed[Notification]
+	buses    *addresses // only its goroutine looks names up
+	source   string
+	options  Options
+	role     role
+	fault    error         // of the options; nil where they have none
+	ended    chan struct{} // closed when run has returned
+	leaving  chan struct{} // closed when this peer is to leave
+	work     chan *run     // takes calls for goroutines that have answered earlier ones
+	idle     atomic.Int32  // how many goroutines wait for work
+	catalogs feed[CatalogChange]
+	notes    feed[Notification]
 
-	mutex        sync.Mutex    // guards all that follows, and the links
-	changed      chan struct{} // closed, and replaced, when something has changed that others wait for
-	link         *link         // the current stream; nil between two
-	connection   *connection   // of that stream
-	attached     *pb.Attached  // the first answer on the current stream; nil without a session that takes calls
-	left         string        // why this peer does not attach again; empty while it does
-	fatal        error         // why the bus refused tools that are to be offered all or none; nil otherwise
-	refusal      error         // why run ended; nil unless the bus refused this peer
+	mutex        sync.Mutex        // guards all that follows, and the links
+	changed      chan struct{}     // closed, and replaced, when something has changed that others wait for
+	credential   map[string]string // of the newest connection
+	unusable     string            // why its file could not be used; empty where it could
+	link         *link             // the current stream; nil between two
+	attached     *pb.Attached      // the first answer on the current stream; nil without a session that takes calls
+	left         string            // why this peer does not attach again; empty while it does
+	fatal        error             // why the bus refused tools that are to be offered all or none; nil otherwise
+	refusal      error             // why run ended; nil unless the bus refused this peer
 	begun        bool
-	shown        map[string]failure // why the last attempt at each bus failed; empty while attached
+	shown        map[string]attempt // by bus; empty while attached
 	explained    bool               // whether it was looked into why a bus that is there does not answer, or is not needed
-	declarations []int              // the versions of the tools in attaches that the bus has not answered
 	answered     int                // the version of the tools for which the bus has answered last
 	refused      map[toolKey]RefusedTool
 	waitingTools map[toolKey]bool
-	shownWaiting map[toolKey]bool
+	noted        map[string]bool        // what was logged about tools
 	catalog      map[ToolRef]ListedTool // what the watch has brought
 	order        []ToolRef              // of the names in catalog; some may have been removed
 	revision     uint64                 // of the catalog here; 0 before the first list came
@@ -158,21 +153,21 @@ func complete(source string, options Options) (Options, *addresses, error) {
 
 func newPeer(source string, options Options, buses *addresses, role role) *peer {
 	return &peer{
-		buses: buses, source: source, options: options, role: role, log: options.Log, shown: map[string]failure{},
+		buses: buses, source: source, options: options, role: role, shown: map[string]attempt{}, noted: map[string]bool{},
 		ended: make(chan struct{}), leaving: make(chan struct{}), work: make(chan *run), changed: make(chan struct{}), answered: -1,
-		refused: map[toolKey]RefusedTool{}, waitingTools: map[toolKey]bool{}, shownWaiting: map[toolKey]bool{},
-		catalog: map[ToolRef]ListedTool{}, unfinished: map[*ask]bool{},
+		refused: map[toolKey]RefusedTool{}, waitingTools: map[toolKey]bool{}, catalog: map[ToolRef]ListedTool{}, unfinished: map[*ask]bool{},
 	}
 }
 
-// begin connects in the background, unless it does already.
-func (p *peer) begin() {
+// begin connects in the background, unless it does already or has left; the error is that of the options.
+func (p *peer) begin() error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	if !p.begun && p.left == "" {
+	if p.fault == nil && !p.begun && p.left == "" {
 		p.begun = true
 		go p.run()
 	}
+	return p.fault
 }
 
 // leave shuts down gracefully: the bus sends no new calls, those in flight are finished, then the stream ends.
@@ -219,10 +214,6 @@ func (p *peer) until(ctx context.Context, condition func() bool) error {
 	for {
 		p.mutex.Lock()
 		met, refusal, left, changed := condition(), p.refusal, p.left, p.changed
-		var shown []string
-		for _, each := range p.shown {
-			shown = append(shown, cmp.Or(each.why, each.text))
-		}
 		p.mutex.Unlock()
 		switch {
 		case met:
@@ -234,13 +225,21 @@ func (p *peer) until(ctx context.Context, condition func() bool) error {
 		}
 		select {
 		case <-changed:
+			continue
 		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.Canceled) {
-				return context.Cause(ctx)
-			}
-			details := fmt.Sprintf("no bus answered at %s in time: %s", p.options.Address, cmp.Or(strings.Join(shown, "; "), "is it running?"))
-			return &PeerLost{"DEADLINE_EXCEEDED", details}
 		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return context.Cause(ctx)
+		}
+		var shown []string
+		p.mutex.Lock()
+		for _, each := range p.shown {
+			shown = append(shown, cmp.Or(each.why, each.text))
+		}
+		p.mutex.Unlock()
+		slices.Sort(shown)
+		details := fmt.Sprintf("no bus answered at %s in time: %s", p.buses.text, cmp.Or(strings.Join(shown, "; "), "is it running?"))
+		return &PeerLost{"DEADLINE_EXCEEDED", details}
 	}
 }
 
@@ -256,8 +255,7 @@ func (p *peer) run() {
 	refusal := p.live()
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	p.refusal = refusal
-	if refusal != nil {
+	if p.refusal = refusal; refusal != nil {
 		p.closeCalls("the bus refuses this peer: " + refusal.Error())
 	}
 	p.leaveLocked("this peer has left the bus")
@@ -273,16 +271,12 @@ func (p *peer) live() error {
 		bus, end, lived := p.options.Address, end{code: "UNAVAILABLE"}, time.Duration(-1)
 		buses, err := p.lookUp()
 		if err != nil {
-			end.text, err = err.Error(), nil
+			end.text = err.Error()
 		} else {
 			bus = buses[attempt%len(buses)]
-			end, lived, err = p.serve(bus)
-		}
-		p.mutex.Lock()
-		err = cmp.Or(err, p.fatal)
-		p.mutex.Unlock()
-		if err != nil {
-			return err
+			if end, lived, err = p.serve(bus); err != nil {
+				return err
+			}
 		}
 		again := lived < steady && (lived < 0 || keyEnded)
 		keyEnded = end.code == "UNAUTHENTICATED"
@@ -312,7 +306,7 @@ func (p *peer) live() error {
 func (p *peer) lookUp() ([]string, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	if p.buses.hasNames() {
+	if p.buses.hasNames {
 		go func() {
 			select {
 			case <-p.leaving:
@@ -332,34 +326,31 @@ func (p *peer) failed(bus string, end end, failures int) (time.Duration, bool) {
 		first, longest = 500*time.Millisecond, 10*time.Second
 	}
 	p.mutex.Lock()
+	defer p.mutex.Unlock()
 	text := fmt.Sprintf("not attached to %s (%s: %s): trying again, at least every %v", bus, end.code, end.text, longest)
 	before, left := p.shown[bus], p.left != ""
-	known := before.text != "" && end.code == "UNAVAILABLE" && before.why != "" || digits.ReplaceAllString(before.text, "") == digits.ReplaceAllString(text, "")
-	if !known {
-		p.shown[bus] = failure{text: text}
+	isKnown := before.why != "" && end.code == "UNAVAILABLE" || digits.ReplaceAllString(before.text, "") == digits.ReplaceAllString(text, "")
+	if !isKnown && !left {
+		p.shown[bus] = attempt{text: text}
+		p.warn("%s", text)
 	}
-	explain := !p.explained && end.code == "UNAVAILABLE"
-	p.explained = p.explained || explain
-	p.mutex.Unlock()
-	if explain {
-		go p.explain(bus)
-	}
-	if !known && !left {
-		p.log.Warn("toolbus: " + text)
+	if !p.explained && end.code == "UNAVAILABLE" {
+		p.explained = true
+		go p.explain(bus, p.credential)
 	}
 	return mathrand.N(min(longest, first<<min(failures, 10)) + 1), left
 }
 
 // explain logs why a bus that is there does not answer, if that can be found out.
-func (p *peer) explain(bus string) {
-	why, reached := whyUnanswered(bus, p.options.Credential)
+func (p *peer) explain(bus string, credential map[string]string) {
+	why, reached := whyUnanswered(bus, p.options.Credential, credential)
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	if why != "" && p.attached == nil {
+	if p.explained = reached; why != "" && p.attached == nil && p.left == "" {
 		p.warn("%s", why)
-		p.shown[bus] = failure{p.shown[bus].text, why}
+		p.shown[bus] = attempt{p.shown[bus].text, why}
+		p.notifyChanged()
 	}
-	p.explained = reached
 }
 
 // whyRefused returns the text of a bus that refuses this peer, with its address and what to do.
@@ -376,21 +367,21 @@ func (p *peer) whyRefused(bus string, end end) string {
 	return fmt.Sprintf("the bus at %s refuses %s: %s", bus, p.source, text)
 }
 
-// serve runs one stream from its attach to its end; it returns its status, and how long the session was live.
+// serve runs one stream from its attach to its end; it returns its status, and how long the session was live. The error ends
+// this peer.
 func (p *peer) serve(bus string) (end, time.Duration, error) {
 	connection, credential, why, err := renewed(bus, p.options.Credential, p.credential)
 	if err != nil {
 		return end{}, -1, err
 	}
-	if why != p.unusable && why != "" {
-		p.log.Warn("toolbus: " + why)
-	}
-	p.credential, p.unusable = credential, why
 	defer connection.close()
 	ctx, giveUp := context.WithCancelCause(context.Background())
-	link := newLink(&p.mutex, giveUp, p.options.MaxInFlight)
+	link := newLink(&p.mutex, connection, giveUp, p.options.MaxInFlight)
 	p.mutex.Lock()
-	p.link, p.connection = link, connection
+	if why != p.unusable && why != "" {
+		p.warn("%s", why)
+	}
+	p.credential, p.unusable, p.link = credential, why, link
 	p.declare(link)
 	if p.left != "" {
 		link.drain("leaving")
@@ -414,13 +405,13 @@ func (p *peer) serve(bus string) (end, time.Duration, error) {
 	giveUp(nil)
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	p.link, p.connection, p.attached = nil, nil, nil
+	p.link, p.attached = nil, nil
 	p.lostTools(link)
 	p.lostCalls(link, end.code == "OK" && link.drainReceived)
 	link.stopLeaving()
 	link.close()
 	p.notifyChanged()
-	return end, link.lived(), nil
+	return end, link.lived(), p.fatal
 }
 
 // write sends what the outbox holds, one message at a time, until the stream ends; then it half-closes.
@@ -485,14 +476,18 @@ func (p *peer) declare(link *link) {
 		attach.Subscribe = append(attach.Subscribe, pb.Subscription_SUBSCRIPTION_NOTIFICATIONS)
 	}
 	link.subscribed = len(attach.Subscribe)
-	if attach.Tools, link.pages = nil, pagesOf(p.tools); len(link.pages) > 0 {
+	if link.pages = pagesOf(p.tools); len(link.pages) > 0 {
 		attach.Tools, link.pages = link.pages[0], link.pages[1:]
 	}
-	if link.attached == nil {
-		p.declarations = nil
-	}
-	p.declarations = append(p.declarations, link.declared)
+	link.unanswered = append(link.unanswered, link.declared)
 	link.putMessage(fieldAttach, attach)
+}
+
+// declareAgain attaches again on the stream that there is.
+func (p *peer) declareAgain() {
+	if link := p.link; link != nil && link.attached != nil && !link.leaving() {
+		p.declare(link)
+	}
 }
 
 // pagesOf returns tools in as many lists as requests are needed for them.
@@ -512,68 +507,49 @@ func pagesOf(tools []*offered) [][]*pb.Tool {
 }
 
 // register offers the tools that did not fit into the attach.
-func (p *peer) register(
-	link *link, connection *connection, session string, pages [][]*pb.Tool, version int, before map[toolKey]RefusedTool,
-) {
+func (p *peer) register(link *link, session string, pages [][]*pb.Tool, version int) {
 	ctx, cancel := context.WithTimeout(context.Background(), longestTime)
 	defer cancel()
-	for _, tools := range pages {
+	for i, tools := range pages {
 		request := &pb.RegisterRequest{SessionId: session, Tools: tools, AllOrNone: p.role.allOrNone}
-		response, err := connection.register(ctx, request)
+		response := new(pb.RegisterResponse)
+		err := link.connection.unary(ctx, "Register", request, response)
 		p.mutex.Lock()
-		if link.declared != version { // a later attach declares them again
-			p.mutex.Unlock()
-			return
-		}
-		if refused := new(RequestError); link == p.link && errors.As(err, &refused) {
-			p.warn("the bus refused tools that did not fit into one message: %v", refused)
-			if p.role.allOrNone {
+		isCurrent := link == p.link && link.declared == version // otherwise a later attach declares them again
+		if isCurrent && err != nil {
+			p.warn("the bus refused tools that did not fit into one message: %v", err)
+			if p.role.allOrNone && errors.As(err, new(*RequestError)) {
 				p.fatal = err
 			}
 			link.giveUp(err)
-		} else if link == p.link && err == nil {
-			p.noteTools(response.Refused, response.Waiting, before)
+		} else if isCurrent {
+			p.noteTools(response.Refused, response.Waiting)
+			if i == len(pages)-1 {
+				p.answered = version
+				p.notifyChanged()
+			}
 		}
 		p.mutex.Unlock()
-		if err != nil {
-			return // the stream ends, too
+		if !isCurrent || err != nil {
+			return
 		}
-	}
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if link == p.link {
-		p.answered = version
-		p.notifyChanged()
 	}
 }
 
 // toolsChanged attaches again if the tools have changed; changes that come together go into one attach.
 func (p *peer) toolsChanged() {
 	link := p.link
-	if link == nil || link.attached == nil || link.declaring || link.leaving() || link.declared == p.version {
+	if link == nil || link.attached == nil || link.declaring || link.declared == p.version {
 		return
 	}
 	link.declaring = true
 	time.AfterFunc(joinChanges, func() {
 		p.mutex.Lock()
 		defer p.mutex.Unlock()
-		if link.declaring = false; link == p.link && !link.leaving() && link.declared != p.version {
-			p.declare(link)
+		if link.declaring = false; link == p.link && link.declared != p.version {
+			p.declareAgain()
 		}
 	})
-}
-
-// subscribed declares again where a feed was added after the attach.
-func (p *peer) subscribe(link *link) {
-	wanted := 0
-	for _, each := range []bool{p.catalogs.wanted, p.notes.wanted} {
-		if each {
-			wanted++
-		}
-	}
-	if link != nil && link.attached != nil && !link.leaving() && link.subscribed != wanted {
-		p.declare(link)
-	}
 }
 
 // -- messages of the bus ----------------------------------------------------------------------------------------------
@@ -601,7 +577,7 @@ func (p *peer) handle(message *pb.InvokeResponse, link *link) {
 		p.onAttached(message.Attached, link)
 	}
 	for _, event := range message.Events {
-		p.note(event, link)
+		p.note(event)
 	}
 	p.beginCalls(message.Calls, link)
 	p.onProgress(message.Progress, link)
@@ -622,18 +598,19 @@ func (p *peer) handle(message *pb.InvokeResponse, link *link) {
 
 // onAttached takes the answer to an attach; the first one opens the session.
 func (p *peer) onAttached(attached *pb.Attached, link *link) {
-	before, itself := p.refused, len(attached.Refused) > 0 && attached.RefusedTotal == 0
-	if itself {
-		p.warn("the bus refused the tools: %s", attached.Refused[0].Error) // the attach itself: everything stays as it was
+	isWhole := len(attached.Refused) > 0 && attached.RefusedTotal == 0 // the attach itself: everything stays as it was
+	if isWhole {
+		p.warn("the bus refused the tools: %s", attached.Refused[0].Error)
 	} else {
-		p.refused, p.waitingTools = map[toolKey]RefusedTool{}, map[toolKey]bool{}
-		p.noteTools(attached.Refused, attached.Waiting, before)
+		clear(p.refused)
+		clear(p.waitingTools)
+		p.noteTools(attached.Refused, attached.Waiting)
 	}
-	if len(p.declarations) > 0 {
-		version := p.declarations[0]
-		p.declarations = p.declarations[1:]
-		if len(p.declarations) == 0 && len(link.pages) > 0 && !itself {
-			go p.register(link, p.connection, attached.SessionId, link.pages, version, before)
+	if len(link.unanswered) > 0 {
+		version := link.unanswered[0]
+		link.unanswered = link.unanswered[1:]
+		if len(link.unanswered) == 0 && len(link.pages) > 0 && !isWhole {
+			go p.register(link, attached.SessionId, link.pages, version)
 		} else {
 			p.answered = version
 		}
@@ -650,7 +627,7 @@ func (p *peer) onAttached(attached *pb.Attached, link *link) {
 			p.sendWaiting(link)
 		}
 	}
-	p.subscribe(link)
+	p.subscribe()
 	p.toolsChanged()
 	p.notifyChanged()
 }
@@ -665,13 +642,13 @@ func (p *peer) onDrain(reason string, link *link) {
 }
 
 // note takes an event. Events for the author are logged as warnings; unknown kinds are ignored.
-func (p *peer) note(event *pb.Event, link *link) {
+func (p *peer) note(event *pb.Event) {
 	switch kind := event.Kind.(type) {
 	case *pb.Event_Catalog:
 		p.onCatalog(changeFromWire(kind.Catalog))
 	case *pb.Event_Notification:
 		p.newest = max(p.newest, kind.Notification.Number)
-		p.notes.put(notificationFromWire(kind.Notification))
+		p.notes.put(p, notificationFromWire(kind.Notification))
 	case *pb.Event_ToolOverwritten:
 		p.warn("the tool %q is not offered any more: the source %q took its name", kind.ToolOverwritten.Name, kind.ToolOverwritten.BySource)
 	case *pb.Event_ToolRemoved:
@@ -681,30 +658,21 @@ func (p *peer) note(event *pb.Event, link *link) {
 	case *pb.Event_PermissionChanged:
 		change := kind.PermissionChanged
 		p.warn("the permission %q was %s", change.Permission, map[bool]string{true: "granted", false: "revoked"}[change.Granted])
-		if change.Permission == "tools" && change.Granted && !link.leaving() {
-			p.declare(link) // the bus withdrew the tools
+		if change.Permission == "tools" && change.Granted {
+			p.declareAgain() // the bus withdrew the tools
 		}
 	case *pb.Event_ToolsReviewed:
-		before := map[toolKey]RefusedTool{}
-		names := slices.Clone(kind.ToolsReviewed.Registered)
-		for _, tool := range kind.ToolsReviewed.Refused {
+		review := kind.ToolsReviewed
+		names := slices.Clone(review.Registered)
+		for _, tool := range review.Refused {
 			names = append(names, tool.Name)
 		}
-		for _, tool := range kind.ToolsReviewed.Waiting {
+		for _, tool := range review.Waiting {
 			names = append(names, tool.Name)
 		}
-		for key, tool := range p.refused {
-			before[key] = tool
-			if slices.Contains(names, key.name) {
-				delete(p.refused, key)
-			}
-		}
-		for key := range p.waitingTools {
-			if slices.Contains(names, key.name) {
-				delete(p.waitingTools, key)
-			}
-		}
-		p.noteTools(kind.ToolsReviewed.Refused, kind.ToolsReviewed.Waiting, before)
+		maps.DeleteFunc(p.refused, func(key toolKey, _ RefusedTool) bool { return slices.Contains(names, key.name) })
+		maps.DeleteFunc(p.waitingTools, func(key toolKey, _ bool) bool { return slices.Contains(names, key.name) })
+		p.noteTools(review.Refused, review.Waiting)
 	}
 }
 
@@ -723,7 +691,7 @@ func (p *peer) onCatalog(change CatalogChange) {
 		p.catalog[ref] = tool
 	}
 	p.revision = change.Revision
-	p.catalogs.put(change)
+	p.catalogs.put(p, change)
 }
 
 // wholeCatalog returns everything that the watch has brought, as one change.
@@ -739,102 +707,99 @@ func (p *peer) wholeCatalog() CatalogChange {
 
 // noteTools stores which tools the bus refused and which wait for a role. It logs each reason once, not again after every
 // reconnect.
-func (p *peer) noteTools(refused []*pb.RefusedTool, waiting []*pb.WaitingTool, before map[toolKey]RefusedTool) {
+func (p *peer) noteTools(refused []*pb.RefusedTool, waiting []*pb.WaitingTool) {
+	isNew := func(role, text string) bool {
+		known := p.noted[role+" "+text]
+		if p.noted[role+" "+text] = true; !known {
+			p.warn("%s", text)
+		}
+		return !known
+	}
 	for _, each := range refused {
-		key := toolKey{each.GetRole(), each.Name}
 		tool := RefusedTool{Name: each.Name, Error: each.Error, Role: each.GetRole()}
-		p.refused[key] = tool
-		if before[key].Error != tool.Error {
-			p.warn("the bus does not offer the tool %q: %s", tool.Name, tool.Error)
-			if p.role.onRefused != nil {
-				go p.role.onRefused(tool)
-			}
+		p.refused[toolKey{tool.Role, tool.Name}] = tool
+		if isNew(tool.Role, fmt.Sprintf("the bus does not offer the tool %q: %s", tool.Name, tool.Error)) && p.role.onRefused != nil {
+			go p.role.onRefused(tool)
 		}
 	}
 	for _, each := range waiting {
-		key := toolKey{each.Role, each.Name}
-		p.waitingTools[key] = true
-		if !p.shownWaiting[key] {
-			p.warn("the tool %q waits for role %q, which the bus does not have", each.Name, each.Role)
-		}
-		p.shownWaiting[key] = true
+		p.waitingTools[toolKey{each.Role, each.Name}] = true
+		isNew(each.Role, fmt.Sprintf("the tool %q waits for role %q, which the bus does not have", each.Name, each.Role))
 	}
 }
 
 func (p *peer) warn(format string, values ...any) {
-	p.log.Warn("toolbus: " + fmt.Sprintf(format, values...))
+	p.options.Log.Warn("toolbus: " + fmt.Sprintf(format, values...))
 }
 
 // -- subscriptions ----------------------------------------------------------------------------------------------------
 
-// feed passes items of a subscription to its readers; the mutex of the peer guards it.
+// feed has, for each reader of a subscription, the items that it has not taken yet; the mutex of the peer guards it.
 type feed[T any] struct {
 	wanted  bool
-	readers map[*reader[T]]bool
+	readers map[*[]T]bool
 }
 
-// reader has the items that one reader has not taken yet.
-type reader[T any] struct {
-	items []T
-	ready chan struct{} // has room for one
-}
-
-func (f *feed[T]) put(item T) {
+func (f *feed[T]) put(p *peer, item T) {
 	for each := range f.readers {
-		each.items = append(each.items, item)
-		select {
-		case each.ready <- struct{}{}:
-		default:
+		*each = append(*each, item)
+	}
+	p.notifyChanged()
+}
+
+// subscribe declares again where a feed was added after the attach.
+func (p *peer) subscribe() {
+	wanted := 0
+	for _, each := range []bool{p.catalogs.wanted, p.notes.wanted} {
+		if each {
+			wanted++
 		}
+	}
+	if p.link != nil && p.link.subscribed != wanted {
+		p.declareAgain()
 	}
 }
 
 // read yields what comes to a feed from now on, after first, until the context is done or this peer ends.
 func read[T any](ctx context.Context, p *peer, feed *feed[T], first func() []T) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		own := &reader[T]{ready: make(chan struct{}, 1)}
-		p.mutex.Lock()
-		own.items = first()
-		if feed.readers == nil {
-			feed.readers = map[*reader[T]]bool{}
+		var none T
+		if err := p.begin(); err != nil {
+			yield(none, err)
+			return
 		}
-		feed.readers[own], feed.wanted = true, true
-		p.subscribe(p.link)
+		p.mutex.Lock()
+		own := first()
+		if feed.readers == nil {
+			feed.readers = map[*[]T]bool{}
+		}
+		feed.readers[&own], feed.wanted = true, true
+		p.subscribe()
 		p.mutex.Unlock()
-		p.begin()
 		defer func() {
 			p.mutex.Lock()
 			defer p.mutex.Unlock()
-			delete(feed.readers, own)
+			delete(feed.readers, &own)
 		}()
 		for {
-			p.mutex.Lock()
-			items, refusal := own.items, p.refusal
-			own.items = nil
-			p.mutex.Unlock()
+			var items []T
+			err := p.until(ctx, func() bool {
+				items, own = own, nil
+				return len(items) > 0
+			})
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
+			if err != nil {
+				if !errors.As(err, new(*PeerLost)) { // the end of this peer is that of the feed
+					yield(none, err)
+				}
+				return
+			}
 			for _, item := range items {
 				if !yield(item, nil) {
 					return
 				}
-			}
-			if len(items) > 0 {
-				continue
-			}
-			var none T
-			select {
-			case <-own.ready:
-			case <-ctx.Done():
-				yield(none, context.Cause(ctx))
-				return
-			case <-p.leaving:
-				if refusal == nil {
-					<-p.ended
-					refusal = p.refusal
-				}
-				if refusal != nil {
-					yield(none, refusal)
-				}
-				return
 			}
 		}
 	}

@@ -13,8 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"toolbus/internal/pb"
 )
 
 // Version is that of this package and of the bus that it was made for.
@@ -47,7 +45,7 @@ type Plugin struct {
 	changed   chan struct{} // closed, and replaced, when there are other peers
 	tools     []*offered    // in the order in which they were added
 	version   int           // of the tools; rises with every change
-	unknown   error         // why the newest look-up of names failed
+	unknown   string        // why no bus of a name is known
 	faults    []error       // of the options, and of the tools that could not be added before the start
 	begun     bool
 	left      bool
@@ -56,14 +54,12 @@ type Plugin struct {
 // NewPlugin returns a plugin without tools; nil options have the defaults. An invalid source and a credential that cannot
 // be used are errors of Run, Start and Ready.
 func NewPlugin(source string, options *PluginOptions) *Plugin {
-	if options == nil {
-		options = &PluginOptions{}
-	}
+	given := or(options)
 	plugin := &Plugin{
-		source: source, leaving: make(chan struct{}), changed: make(chan struct{}),
-		role: role{options.Qualified, options.AllOrNone, options.Notices, options.OnRefused},
+		source: source, leaving: make(chan struct{}), changed: make(chan struct{}), unknown: "DNS has not answered yet",
+		role: role{given.Qualified, given.AllOrNone, given.Notices, given.OnRefused},
 	}
-	own, addresses, err := complete(source, options.Options)
+	own, addresses, err := complete(source, given.Options)
 	if err != nil {
 		plugin.faults = []error{err}
 		return plugin
@@ -82,17 +78,14 @@ func (p *Plugin) attach(buses []string) {
 	}
 	gone, peers := slices.Clone(p.peers), []*peer{}
 	for _, bus := range buses {
-		own := slices.IndexFunc(gone, func(each *peer) bool { return each.buses.known[0] == bus })
-		if own >= 0 {
-			peers = append(peers, gone[own])
-			gone = slices.Delete(gone, own, own+1)
+		if i := slices.IndexFunc(gone, func(each *peer) bool { return each.buses.text == bus }); i >= 0 {
+			peers, gone = append(peers, gone[i]), slices.Delete(gone, i, i+1)
 			continue
 		}
-		added := newPeer(p.source, p.options, &addresses{known: []string{bus}}, p.role)
+		added := newPeer(p.source, p.options, &addresses{text: bus, known: []string{bus}}, p.role)
 		added.tools, added.version = p.tools, p.version
-		peers = append(peers, added)
-		if p.begun {
-			added.begin()
+		if peers = append(peers, added); p.begun {
+			_ = added.begin()
 		}
 	}
 	if len(gone) == 0 && len(peers) == len(p.peers) {
@@ -108,16 +101,17 @@ func (p *Plugin) attach(buses []string) {
 
 // follow attaches to the buses that DNS has for names, as long as the plugin lives.
 func (p *Plugin) follow() {
-	for ctx := context.Background(); ; {
-		buses, err := p.addresses.lookUp(ctx)
-		p.mutex.Lock()
-		before := p.unknown
-		p.unknown = err
-		p.mutex.Unlock()
+	for {
+		buses, err := p.addresses.lookUp(context.Background())
 		if err == nil {
 			p.attach(buses)
-		} else if before == nil || err.Error() != before.Error() {
-			p.options.Log.Warn("toolbus: " + err.Error())
+		} else {
+			p.mutex.Lock()
+			if p.unknown != err.Error() {
+				p.options.Log.Warn("toolbus: " + err.Error())
+			}
+			p.unknown = err.Error()
+			p.mutex.Unlock()
 		}
 		select {
 		case <-time.After(lookUpTime):
@@ -127,21 +121,43 @@ func (p *Plugin) follow() {
 	}
 }
 
-// now returns the peers of now, and what is closed when there are others.
-func (p *Plugin) now() ([]*peer, <-chan struct{}) {
+// now returns the peers of now, what is closed when there are others, and why there are none.
+func (p *Plugin) now() ([]*peer, <-chan struct{}, string) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	return p.peers, p.changed
+	return p.peers, p.changed, p.unknown
 }
 
-// whyUnknown returns why no bus is known.
-func (p *Plugin) whyUnknown() string {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if p.unknown != nil {
-		return p.unknown.Error()
+// ofAll waits for what is asked of all peers, again whenever there are others; without any it waits for those, until this
+// plugin leaves.
+func (p *Plugin) ofAll(ctx context.Context, ask func(context.Context, []*peer) error) error {
+	for {
+		peers, changed, unknown := p.now()
+		asking, stop := context.WithCancel(ctx)
+		answer := make(chan error, 1)
+		if len(peers) > 0 {
+			go func() { answer <- ask(asking, peers) }()
+		} else {
+			go func() {
+				select {
+				case <-p.leaving:
+					answer <- &PeerLost{"UNAVAILABLE", "this peer has left the bus"}
+				case <-asking.Done():
+					answer <- &PeerLost{"DEADLINE_EXCEEDED", "no bus answered in time: " + unknown}
+				}
+			}()
+		}
+		select {
+		case err := <-answer:
+			stop()
+			if errors.Is(ctx.Err(), context.Canceled) {
+				err = context.Cause(ctx)
+			}
+			return err
+		case <-changed:
+			stop()
+		}
 	}
-	return "DNS has not answered yet"
 }
 
 func (p *Plugin) add(tool Tool, in, out reflect.Type, handler func(context.Context, string) (any, error)) error {
@@ -201,7 +217,7 @@ func (p *Plugin) RemoveTool(name string) bool {
 // Refused returns the tools that the bus refused, each with its reason.
 func (p *Plugin) Refused() []RefusedTool {
 	var tools []RefusedTool
-	peers, _ := p.now()
+	peers, _, _ := p.now()
 	for _, each := range peers {
 		each.mutex.Lock()
 		tools = slices.AppendSeq(tools, maps.Values(each.refused))
@@ -213,7 +229,7 @@ func (p *Plugin) Refused() []RefusedTool {
 // Waiting returns the tools that wait for a role.
 func (p *Plugin) Waiting() []WaitingTool {
 	var tools []WaitingTool
-	peers, _ := p.now()
+	peers, _, _ := p.now()
 	for _, each := range peers {
 		each.mutex.Lock()
 		for key := range each.waitingTools {
@@ -233,27 +249,24 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.Start(); err != nil {
 		return err
 	}
-	for {
-		peers, changed := p.now()
-		ended := make(chan struct{}) // closed when all have ended
-		go func() {
-			for _, each := range peers {
-				<-each.ended
+	err := p.ofAll(ctx, func(ctx context.Context, peers []*peer) error {
+		for _, each := range peers {
+			select {
+			case <-each.ended:
+			case <-ctx.Done():
+				return nil
 			}
-			if len(peers) == 0 {
-				<-p.leaving // before DNS has answered
-			}
-			close(ended)
-		}()
-		select {
-		case <-ctx.Done():
-			stop() // a second signal ends the program
-			return p.leave(context.Background(), "stopped")
-		case <-changed:
-		case <-ended:
-			return refusalOf(peers)
 		}
+		return refusalOf(peers)
+	})
+	if ctx.Err() != nil {
+		stop() // a second signal ends the program
+		return p.leave(context.Background(), "stopped")
 	}
+	if errors.As(err, new(*PeerLost)) {
+		return nil // it has left before DNS has answered
+	}
+	return err
 }
 
 // refusalOf returns why a bus refused a plugin; nil if none did.
@@ -273,12 +286,12 @@ func (p *Plugin) Start() error {
 	if err := errors.Join(p.faults...); err != nil {
 		return err
 	}
-	if !p.begun && p.addresses.hasNames() {
+	if !p.begun && p.addresses.hasNames {
 		go p.follow()
 	}
 	p.begun = true
 	for _, each := range p.peers {
-		each.begin()
+		_ = each.begin()
 	}
 	return nil
 }
@@ -289,49 +302,20 @@ func (p *Plugin) Ready(ctx context.Context) error {
 	if err := p.Start(); err != nil {
 		return err
 	}
-	for {
-		peers, changed := p.now()
-		waiting, stop := context.WithCancel(ctx)
-		answers := make(chan error, 1)
-		go func() { answers <- p.anyDeclared(waiting, peers) }()
-		select {
-		case err := <-answers:
-			stop()
-			return err
-		case <-changed:
-			stop()
+	return p.ofAll(ctx, func(ctx context.Context, peers []*peer) (err error) {
+		answers := make(chan error, len(peers))
+		for _, each := range peers {
+			go func() {
+				answers <- each.until(ctx, func() bool { return each.attached != nil && each.answered == each.version })
+			}()
 		}
-	}
-}
-
-// anyDeclared waits until one of the peers has its answer for all tools, or each has failed.
-func (p *Plugin) anyDeclared(ctx context.Context, peers []*peer) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	answers := make(chan error, len(peers))
-	for _, each := range peers {
-		go func() {
-			answers <- each.until(ctx, func() bool { return each.attached != nil && each.answered == each.version })
-		}()
-	}
-	if len(peers) == 0 {
-		select {
-		case <-p.leaving:
-			return &PeerLost{"UNAVAILABLE", "this peer has left the bus"}
-		case <-ctx.Done():
+		for range peers {
+			if err = <-answers; err == nil {
+				return nil
+			}
 		}
-		if errors.Is(ctx.Err(), context.Canceled) {
-			return context.Cause(ctx)
-		}
-		return &PeerLost{"DEADLINE_EXCEEDED", "no bus answered in time: " + p.whyUnknown()}
-	}
-	var err error
-	for range peers {
-		if err = <-answers; err == nil {
-			return nil
-		}
-	}
-	return err
+		return err
+	})
 }
 
 // Close leaves gracefully: it withdraws the tools, finishes the calls in flight and disconnects. When the context is done,
@@ -347,7 +331,7 @@ func (p *Plugin) leave(ctx context.Context, reason string) error {
 		close(p.leaving)
 	}
 	p.mutex.Unlock()
-	peers, _ := p.now()
+	peers, _, _ := p.now()
 	for _, each := range peers {
 		each.leave(reason)
 	}
@@ -362,25 +346,16 @@ func (p *Plugin) Call(ctx context.Context, name string, arguments any, options *
 	if err := p.Start(); err != nil {
 		return nil, err
 	}
-	peers, _ := p.now()
-	for _, each := range peers {
-		each.mutex.Lock()
-		connected := each.attached != nil
-		each.mutex.Unlock()
-		if connected {
-			return each.callTool(ctx, name, arguments, options)
-		}
-	}
+	peers, _, unknown := p.now()
 	if len(peers) == 0 {
-		return nil, &PeerLost{"UNAVAILABLE", p.whyUnknown() + ": wait for Ready"}
+		return nil, &PeerLost{"UNAVAILABLE", unknown + ": wait for Ready"}
 	}
-	return peers[0].callTool(ctx, name, arguments, options)
-}
-
-// has tells whether a peer is one of this plugin.
-func (p *Plugin) has(peer *peer) bool {
-	peers, _ := p.now()
-	return peer != nil && slices.Contains(peers, peer)
+	first := slices.IndexFunc(peers, func(each *peer) bool {
+		each.mutex.Lock()
+		defer each.mutex.Unlock()
+		return each.attached != nil
+	})
+	return peers[max(first, 0)].callTool(ctx, name, arguments, or(options), nil)
 }
 
 // Notify tells a user ("" means all) something outside a call: a text, and any JSON for programs. It returns how many hosts
@@ -422,29 +397,14 @@ type Generation struct {
 // Generate asks the model that a host lends; the source needs the permission "generation". In a handler, with its context,
 // the request is part of the call.
 func (p *Plugin) Generate(ctx context.Context, request GenerationRequest) (*Generation, error) {
-	var result *Result
-	var err error
-	if scope := ScopeOf(ctx); p.has(scope.peer) {
-		result, err = scope.Call(ctx, "host:generate", request, nil)
-	} else {
-		result, err = p.Call(ctx, "host:generate", request, nil)
+	call, scope := p.Call, ScopeOf(ctx)
+	if peers, _, _ := p.now(); slices.Contains(peers, scope.peer) {
+		call = scope.Call
 	}
+	result, err := call(ctx, "host:generate", request, nil)
 	if err != nil {
 		return nil, err
 	}
 	answer := new(Generation)
 	return answer, result.Unwrap(answer)
-}
-
-// callTool makes a call that is not part of another one.
-func (p *peer) callTool(ctx context.Context, name string, arguments any, options *CallOptions) (*Result, error) {
-	fields, err := callFields(name, arguments, options)
-	if err != nil {
-		return nil, err
-	}
-	var result *pb.ToolResult
-	if result, err = p.call(ctx, fields, nil, options.onProgress()); err != nil {
-		return nil, err
-	}
-	return resultFromWire(result), nil
 }

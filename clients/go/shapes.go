@@ -1,6 +1,7 @@
 package toolbus
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"strings"
@@ -62,29 +63,30 @@ type Notification struct {
 }
 
 // failed returns a result that is a failure.
-func failed(code pb.ErrorCode, stage pb.CallStage, message string) *pb.ToolResult {
-	return &pb.ToolResult{IsError: true, Error: &pb.CallError{Code: code, Stage: stage, Message: strings.ToValidUTF8(message, "�")}}
+func failed(code Code, stage Stage, message string) *pb.ToolResult {
+	return &pb.ToolResult{IsError: true, Error: &pb.CallError{
+		Code:    pb.ErrorCode(pb.ErrorCode_value["ERROR_CODE_"+string(code)]),
+		Stage:   pb.CallStage(pb.CallStage_value["CALL_STAGE_"+string(stage)]),
+		Message: strings.ToValidUTF8(message, "�"),
+	}}
 }
 
 // failedAt returns a failure that names the limit which was hit.
-func failedAt(code pb.ErrorCode, stage pb.CallStage, message, limit string, value float64) *pb.ToolResult {
+func failedAt(code Code, stage Stage, message, limit string, value float64) *pb.ToolResult {
 	result := failed(code, stage, message)
 	result.Error.Limit = &pb.Limit{Name: limit, Value: value}
 	return result
 }
 
+// failure returns the result of a call that this library refuses.
+func failure(code Code, stage Stage, message, reason string) *Result {
+	return &Result{OutputJSON: "null", IsError: true, Error: &CallError{Code: code, Stage: stage, Message: message, Reason: reason}}
+}
+
 func resultFromWire(message *pb.ToolResult) *Result {
-	result := &Result{
-		CallID:     message.CallId,
-		OutputJSON: message.OutputJson,
-		Content:    contentsFromWire(message.Content),
-	}
-	if result.OutputJSON == "" {
-		result.OutputJSON = "null"
-	}
+	result := &Result{CallID: message.CallId, OutputJSON: cmp.Or(message.OutputJson, "null"), Content: contentsFromWire(message.Content)}
 	if message.IsError || message.Error != nil {
-		result.IsError = true
-		result.Error = errorFromWire(message.Error)
+		result.IsError, result.Error = true, errorFromWire(message.Error)
 	} else {
 		result.InputRequestsJSON, result.RequestState = message.InputRequestsJson, message.RequestState
 	}
@@ -96,12 +98,9 @@ func errorFromWire(message *pb.CallError) *CallError {
 		return &CallError{Code: CodeTool, Stage: StageAccepted}
 	}
 	failure := &CallError{
-		Code:       Code(strings.TrimPrefix(message.Code.String(), "ERROR_CODE_")), // the number, if a later bus sends it
-		Stage:      Stage(strings.TrimPrefix(message.Stage.String(), "CALL_STAGE_")),
-		Message:    message.Message,
-		RetrySafe:  message.RetrySafe,
-		RetryAfter: seconds(message.RetryAfterSeconds),
-		Reason:     message.Reason,
+		Code:    Code(strings.TrimPrefix(message.Code.String(), "ERROR_CODE_")), // the number, if a later bus sends it
+		Stage:   Stage(strings.TrimPrefix(message.Stage.String(), "CALL_STAGE_")),
+		Message: message.Message, RetrySafe: message.RetrySafe, RetryAfter: seconds(message.RetryAfterSeconds), Reason: message.Reason,
 	}
 	if message.Limit != nil {
 		failure.Limit = &Limit{message.Limit.Name, message.Limit.Value}
@@ -170,11 +169,8 @@ func contextToWire(context *CallContext) *pb.CallContext {
 		return nil
 	}
 	message := &pb.CallContext{
-		UserId:      context.UserID,
-		Attributes:  context.Attributes,
-		MemberJson:  string(context.Member),
-		Traceparent: context.Traceparent,
-		Unplanned:   context.Unplanned,
+		UserId: context.UserID, Attributes: context.Attributes, MemberJson: string(context.Member),
+		Traceparent: context.Traceparent, Unplanned: context.Unplanned,
 	}
 	for _, each := range context.Messages {
 		message.Messages = append(message.Messages, &pb.ContextMessage{Role: each.Role, Content: each.Content, Name: each.Name})
@@ -184,11 +180,8 @@ func contextToWire(context *CallContext) *pb.CallContext {
 
 func contextFromWire(message *pb.CallContext) CallContext {
 	context := CallContext{
-		UserID:      message.GetUserId(),
-		Attributes:  message.GetAttributes(),
-		Member:      rawOrNil(message.GetMemberJson()),
-		Traceparent: message.GetTraceparent(),
-		Unplanned:   message.GetUnplanned(),
+		UserID: message.GetUserId(), Attributes: message.GetAttributes(), Member: rawOrNil(message.GetMemberJson()),
+		Traceparent: message.GetTraceparent(), Unplanned: message.GetUnplanned(),
 	}
 	if context.Attributes == nil {
 		context.Attributes = map[string]string{}
@@ -202,17 +195,10 @@ func contextFromWire(message *pb.CallContext) CallContext {
 func listedFromWire(messages []*pb.ListedTool) []ListedTool {
 	var tools []ListedTool
 	for _, listed := range messages {
-		tool := listed.Tool
-		if tool == nil {
-			tool = &pb.Tool{}
-		}
-		parameters := tool.ParametersJson
-		if parameters == "" {
-			parameters = "{}"
-		}
+		tool := cmp.Or(listed.Tool, &pb.Tool{})
 		tools = append(tools, ListedTool{
 			Name: tool.Name, Description: tool.Description,
-			Parameters: json.RawMessage(parameters), OutputSchema: rawOrNil(tool.OutputSchemaJson),
+			Parameters: json.RawMessage(cmp.Or(tool.ParametersJson, "{}")), OutputSchema: rawOrNil(tool.OutputSchemaJson),
 			Source: listed.Source, Roles: listed.Roles, SchemaHash: listed.SchemaHash, LastError: listed.LastError,
 			State:    strings.ToLower(strings.TrimPrefix(listed.SessionState.String(), "SESSION_STATE_")),
 			Sessions: int(listed.Sessions), InFlight: int(listed.InFlight), Stuck: int(listed.Stuck), Warnings: listed.Warnings,
@@ -224,12 +210,8 @@ func listedFromWire(messages []*pb.ListedTool) []ListedTool {
 }
 
 func changeFromWire(message *pb.CatalogChange) CatalogChange {
-	change := CatalogChange{
-		Revision: message.Revision,
-		Full:     message.Full,
-		Added:    listedFromWire(message.Added),
-		Changed:  listedFromWire(message.Changed),
-	}
+	added, changed := listedFromWire(message.Added), listedFromWire(message.Changed)
+	change := CatalogChange{Revision: message.Revision, Full: message.Full, Added: added, Changed: changed}
 	for _, each := range message.Removed {
 		change.Removed = append(change.Removed, ToolRef{each.Name, each.Source})
 	}

@@ -1,6 +1,7 @@
 package toolbus
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -27,6 +28,8 @@ const (
 )
 
 var errCallEnded = errors.New("the call has ended")
+
+var rawJSON = reflect.TypeFor[json.RawMessage]()
 
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 
@@ -104,7 +107,7 @@ type offered struct {
 func AddTool[In, Out any](plugin *Plugin, tool Tool, handler func(context.Context, In) (Out, error)) error {
 	kind := reflect.TypeFor[In]()
 	decode := decodeJSON
-	if kind == reflect.TypeFor[json.RawMessage]() {
+	if kind == rawJSON {
 		decode = func(text string, into any) error {
 			raw := json.RawMessage(text)
 			*into.(*json.RawMessage) = raw
@@ -113,14 +116,12 @@ func AddTool[In, Out any](plugin *Plugin, tool Tool, handler func(context.Contex
 			}
 			return nil
 		}
-	} else if !holdsAny(kind, map[reflect.Type]bool{}) {
-		decode = func(text string, into any) error { return json.Unmarshal([]byte(text), into) }
 	}
 	return plugin.add(tool, kind, reflect.TypeFor[Out](), func(ctx context.Context, text string) (any, error) {
 		var arguments In
 		if err := decode(text, &arguments); err != nil {
 			text := fmt.Sprintf("the arguments do not fit the tool: %v", err)
-			return nil, &refusal{failed(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)}
+			return nil, &refusal{failed(CodeInvalidArguments, StageNotDispatched, text)}
 		}
 		return handler(ctx, arguments)
 	})
@@ -136,68 +137,56 @@ func declared(tool Tool, in, out reflect.Type) (*pb.Tool, error) {
 			return nil, setupErrorf("tool %q: %s is %v, it must be above 0 and at most %v", tool.Name, label, time, longestTime)
 		}
 	}
-	text := func(label string, value any, kind reflect.Type) (string, error) {
-		var err error
-		if kind != nil {
-			if value, err = schemaOf(kind); err != nil {
-				return "", setupErrorf("tool %q: %s of %v%v", tool.Name, label, kind, err)
-			}
+	var faults []error
+	schema := func(label string, kind reflect.Type) any {
+		made, err := schemaOf(kind)
+		if err != nil {
+			faults = append(faults, setupErrorf("tool %q: %s of %v%v", tool.Name, label, kind, err))
 		}
-		switch text := value.(type) { // JSON already
-		case string:
+		return made
+	}
+	text := func(label string, value any) string {
+		switch text := value.(type) {
+		case nil:
+			return ""
+		case string: // JSON already
 			value = json.RawMessage(text)
 		case []byte:
 			value = json.RawMessage(text)
 		}
 		json, err := toJSON(value)
 		if err != nil {
-			return "", setupErrorf("tool %q: %s cannot be written as JSON (%v): use a map or a json.RawMessage", tool.Name, label, err)
+			faults = append(faults, setupErrorf("tool %q: %s cannot be written as JSON (%v): use a map or a json.RawMessage", tool.Name, label, err))
 		}
-		return json, nil
+		return json
 	}
-	var made [3]string
-	var faults [3]error
-	switch {
-	case tool.Parameters != nil:
-		made[0], faults[0] = text("Parameters", tool.Parameters, nil)
-	case in == reflect.TypeFor[json.RawMessage]() || in.Kind() == reflect.Map || in.Kind() == reflect.Interface:
-		made[0] = `{"type":"object"}`
-	default:
-		made[0], faults[0] = text("the schema", nil, in)
+	if tool.Parameters == nil && (in == rawJSON || in.Kind() == reflect.Map || in.Kind() == reflect.Interface) {
+		tool.Parameters = `{"type":"object"}`
+	} else if tool.Parameters == nil {
+		tool.Parameters = schema("the schema", in)
 	}
 	if tool.OutputSchema == true {
-		made[1], faults[1] = text("the output schema", nil, out)
-	} else if tool.OutputSchema != nil {
-		made[1], faults[1] = text("OutputSchema", tool.OutputSchema, nil)
-	}
-	if tool.Metadata != nil {
-		made[2], faults[2] = text("Metadata", tool.Metadata, nil)
+		tool.OutputSchema = schema("the output schema", out)
 	}
 	declaration := &pb.Tool{
 		Name: tool.Name, Description: tool.Description, DisplayName: tool.DisplayName, MinLevel: uint32(max(tool.MinLevel, 0)),
-		ParametersJson: made[0], OutputSchemaJson: made[1], MetadataJson: made[2],
-		TimeoutSeconds: tool.Timeout.Seconds(), IdleTimeoutSeconds: tool.IdleTimeout.Seconds(),
-		Validate: tool.Validate, NoRepair: tool.NoRepair, NoDefaults: tool.NoDefaults, ValidateOutput: tool.ValidateOutput,
-		NoBackground: tool.NoBackground, AlwaysBackground: tool.AlwaysBackground,
-		AllowRepeat: tool.AllowRepeat, DirectReply: tool.DirectReply, Needs: tool.Needs,
-		CouncilEligible: tool.CouncilEligible, InlineAvailable: tool.InlineAvailable,
+		Role: orUnset(tool.Role), Needs: tool.Needs, TimeoutSeconds: tool.Timeout.Seconds(), IdleTimeoutSeconds: tool.IdleTimeout.Seconds(),
+		ParametersJson: text("Parameters", tool.Parameters), OutputSchemaJson: text("OutputSchema", tool.OutputSchema),
+		MetadataJson: text("Metadata", tool.Metadata),
+		Validate:     tool.Validate, NoRepair: tool.NoRepair, NoDefaults: tool.NoDefaults, ValidateOutput: tool.ValidateOutput,
+		NoBackground: tool.NoBackground, AlwaysBackground: tool.AlwaysBackground, AllowRepeat: tool.AllowRepeat,
+		DirectReply: tool.DirectReply, CouncilEligible: tool.CouncilEligible, InlineAvailable: tool.InlineAvailable,
+		Annotations: &pb.ToolAnnotations{
+			ReadOnly: tool.ReadOnly, Idempotent: tool.Idempotent, Destructive: tool.Destructive, OpenWorld: tool.OpenWorld,
+		},
 	}
-	if tool.Role != "" {
-		declaration.Role = &tool.Role
-	}
-	hints := &pb.ToolAnnotations{
-		ReadOnly: tool.ReadOnly, Idempotent: tool.Idempotent, Destructive: tool.Destructive, OpenWorld: tool.OpenWorld,
-	}
-	if proto.Size(hints) > 0 {
-		declaration.Annotations = hints
-	}
-	if err := errors.Join(faults[:]...); err != nil {
-		return nil, err
+	if proto.Size(declaration.Annotations) == 0 {
+		declaration.Annotations = nil
 	}
 	if _, err := proto.Marshal(declaration); err != nil {
-		return nil, setupErrorf("tool %q: its texts hold bytes that are not UTF-8: write text", tool.Name)
+		faults = append(faults, setupErrorf("tool %q: its texts hold bytes that are not UTF-8: write text", tool.Name))
 	}
-	return declaration, nil
+	return declaration, errors.Join(faults...)
 }
 
 // -- calls of the bus -------------------------------------------------------------------------------------------------
@@ -317,11 +306,10 @@ func (p *peer) workOn(run *run) {
 func (p *peer) cancelRun(id, reason string, link *link) {
 	if run := link.running[id]; run != nil {
 		run.ctx.end(errors.New("the call was cancelled: " + reason))
-		p.answer(run, failed(pb.ErrorCode_ERROR_CODE_CANCELLED, pb.CallStage_CALL_STAGE_ACCEPTED, "the call was cancelled"))
+		p.finish(run, checked(failed(CodeCancelled, StageAccepted, "the call was cancelled"), run))
 	} else if link.standstill.held[id] != nil {
 		delete(link.standstill.held, id)
-		text := "the call was cancelled before it began"
-		result := failed(pb.ErrorCode_ERROR_CODE_CANCELLED, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
+		result := failed(CodeCancelled, StageNotDispatched, "the call was cancelled before it began")
 		result.CallId = id
 		link.putMessage(fieldResults, result)
 	}
@@ -339,20 +327,10 @@ func (p *peer) lostTools(link *link) {
 
 func (p *peer) serveCall(run *run) {
 	defer run.ctx.end(errCallEnded)
-	result := p.resultOf(run.ctx, run.ctx.scope)
-	result.CallId = run.call.CallId
-	bytes := checked(result, run.link)
+	bytes := checked(p.resultOf(run.ctx, run.ctx.scope), run)
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	p.finish(run, bytes)
-}
-
-// answer sends a result of this library's own, once.
-func (p *peer) answer(run *run, result *pb.ToolResult) {
-	result.CallId = run.call.CallId
-	if bytes, err := proto.Marshal(result); err == nil {
-		p.finish(run, bytes)
-	}
 }
 
 // finish sends an encoded result, once; it may wait a moment for the other results of its message.
@@ -377,32 +355,29 @@ func (p *peer) resultOf(ctx context.Context, scope *ToolScope) (result *pb.ToolR
 			names = append(names, each.declaration.Name)
 		}
 		text := fmt.Sprintf("this plugin has no tool %q; it has: %s", call.Name, strings.Join(names, ", "))
-		return failed(pb.ErrorCode_ERROR_CODE_NOT_FOUND, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
+		return failed(CodeNotFound, StageNotDispatched, text)
 	}
 	defer func() {
 		if problem := recover(); problem != nil {
-			p.log.Error(fmt.Sprintf("toolbus: tool %s panicked: %v\n%s", call.Name, problem, debug.Stack()))
+			p.options.Log.Error(fmt.Sprintf("toolbus: tool %s panicked: %v\n%s", call.Name, problem, debug.Stack()))
 			result = failureOf(ctx, fmt.Errorf("%v", problem), call)
 			result.Error.Reason = "panic"
 		}
 	}()
-	arguments := strings.TrimSpace(call.ArgumentsJson)
-	if arguments == "" {
-		arguments = "{}"
-	}
+	arguments := cmp.Or(strings.TrimSpace(call.ArgumentsJson), "{}")
 	if arguments[0] != '{' {
-		text := fmt.Sprintf("the arguments must be the JSON text of an object, they are %.80s", arguments)
-		return failed(pb.ErrorCode_ERROR_CODE_INVALID_ARGUMENTS, pb.CallStage_CALL_STAGE_NOT_DISPATCHED, text)
+		return failed(CodeInvalidArguments, StageNotDispatched, fmt.Sprintf("the arguments must be the JSON text of an object, they are %.80s", arguments))
 	}
 	output, err := tools[place].handler(ctx, arguments)
 	if err != nil {
 		return failureOf(ctx, err, call)
 	}
+	if own, is := output.(*Reply); is {
+		output = *own
+	}
 	result = &pb.ToolResult{}
 	switch value := output.(type) {
 	case Reply:
-		output, result.Content, result.IsError = value.Output, contentsToWire(value.Content), value.IsError
-	case *Reply:
 		output, result.Content, result.IsError = value.Output, contentsToWire(value.Content), value.IsError
 	case iter.Seq[string]:
 		var whole strings.Builder
@@ -418,29 +393,24 @@ func (p *peer) resultOf(ctx context.Context, scope *ToolScope) (result *pb.ToolR
 	return result
 }
 
-// checked encodes a result, or a failure in place of one that breaks a limit and so would end the stream.
-func checked(result *pb.ToolResult, link *link) []byte {
-	named := link.resultBytes // both are as they are once calls come
-	limit := min(named, link.largestItem)
+// checked encodes the result of a call, or a failure in place of one that breaks a limit and so would end the stream.
+func checked(result *pb.ToolResult, run *run) []byte {
+	result.CallId = run.call.CallId
 	bytes, err := proto.Marshal(result)
 	payload := len(result.OutputJson) + len(result.InputRequestsJson) + len(result.RequestState)
 	if len(result.Content) > 0 {
 		payload += proto.Size(&pb.ToolResult{Content: result.Content})
 	}
-	var replaced *pb.ToolResult
-	switch {
+	switch limit := run.link.resultBytes; { // these are as they are once calls come
 	case err != nil:
-		text := "the result holds bytes that are not UTF-8: return text, or a File"
-		replaced = failed(pb.ErrorCode_ERROR_CODE_TOOL, pb.CallStage_CALL_STAGE_ACCEPTED, text)
-	case payload > limit:
-		text := fmt.Sprintf("the result has %d bytes, more than the limit result_bytes = %d: ask for less", payload, named)
-		replaced = failedAt(pb.ErrorCode_ERROR_CODE_RESULT_TOO_LARGE, pb.CallStage_CALL_STAGE_ACCEPTED, text, "result_bytes", float64(named))
+		result = failed(CodeTool, StageAccepted, "the result holds bytes that are not UTF-8: return text, or a File")
+	case payload > min(limit, run.link.largestItem):
+		text := fmt.Sprintf("the result has %d bytes, more than the limit result_bytes = %d: ask for less", payload, limit)
+		result = failedAt(CodeResultTooLarge, StageAccepted, text, "result_bytes", float64(limit))
 	default:
 		return bytes
 	}
-	replaced.CallId = result.CallId
-	bytes, _ = proto.Marshal(replaced)
-	return bytes
+	return checked(result, run)
 }
 
 // failureOf returns the result for an error of a handler.
@@ -459,7 +429,7 @@ func failureOf(ctx context.Context, err error, call *pb.ToolCall) *pb.ToolResult
 		err = fmt.Errorf("the questions cannot be written as JSON: %w", fault)
 	case errors.Is(err, context.DeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		text := fmt.Sprintf("the call did not end within %g s", call.TimeoutSeconds)
-		return failedAt(pb.ErrorCode_ERROR_CODE_DEADLINE_EXCEEDED, pb.CallStage_CALL_STAGE_ACCEPTED, text, "timeout_seconds", call.TimeoutSeconds)
+		return failedAt(CodeDeadlineExceeded, StageAccepted, text, "timeout_seconds", call.TimeoutSeconds)
 	}
 	kind := reflect.TypeOf(err)
 	for kind.Kind() == reflect.Pointer {
@@ -469,7 +439,7 @@ func failureOf(ctx context.Context, err error, call *pb.ToolCall) *pb.ToolResult
 	if text == "" {
 		text = kind.String()
 	}
-	result := failed(pb.ErrorCode_ERROR_CODE_TOOL, pb.CallStage_CALL_STAGE_ACCEPTED, text[:min(len(text), errorBytes)])
+	result := failed(CodeTool, StageAccepted, text[:min(len(text), errorBytes)])
 	if result.Error.Reason = kind.Name(); errors.As(err, &own) {
 		result.Error.Reason = own.Reason
 	}
@@ -556,21 +526,10 @@ func (s *ToolScope) Call(ctx context.Context, name string, arguments any, option
 	if s.peer == nil {
 		return nil, setupErrorf("this is not the context of a call: use the one that the handler of a tool gets")
 	}
-	fields, err := callFields(name, arguments, options)
-	if err != nil {
-		return nil, err
-	}
-	parent := s.run.call
-	fields.ParentCallId, fields.Traceparent, fields.Tracestate = parent.CallId, parent.Traceparent, parent.Tracestate
-	fields.BackgroundAfterSeconds, fields.Context = 0, nil
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.run.ctx, func() { cancel(context.Cause(s.run.ctx)) })()
-	result, err := s.peer.call(ctx, fields, s.run.link, options.onProgress())
-	if err != nil {
-		return nil, err
-	}
-	return resultFromWire(result), nil
+	return s.peer.callTool(ctx, name, arguments, or(options), s.run)
 }
 
 // Accepts returns the kinds of questions that the caller can answer, such as "elicitation.form".
@@ -627,12 +586,10 @@ func (s *ToolScope) Ask(questions map[string]Question) (map[string]json.RawMessa
 	var state struct {
 		Answers map[string]json.RawMessage `json:"answers"`
 	}
-	var fresh map[string]json.RawMessage
 	_ = decodeJSON(s.run.call.RequestState, &state) // callers can send anything: what is no JSON has no answers
-	_ = decodeJSON(s.run.call.InputResponsesJson, &fresh)
 	answers := map[string]json.RawMessage{}
 	maps.Copy(answers, state.Answers)
-	maps.Copy(answers, fresh)
+	_ = decodeJSON(s.run.call.InputResponsesJson, &answers)
 	missing := map[string]Question{}
 	for key, question := range questions {
 		if !answered(question, answers[key]) {
@@ -645,11 +602,10 @@ func (s *ToolScope) Ask(questions map[string]Question) (map[string]json.RawMessa
 	}
 	needed := &InputNeeded{Questions: missing}
 	if len(answers) > 0 {
-		text, err := toJSON(map[string]any{"answers": answers})
-		if err != nil {
+		var err error
+		if needed.state, err = toJSON(map[string]any{"answers": answers}); err != nil {
 			return nil, err
 		}
-		needed.state = text
 	}
 	return nil, needed
 }
@@ -666,19 +622,17 @@ func answered(question Question, text json.RawMessage) bool {
 	if answer["action"] != "accept" {
 		return answer["action"] == "decline" || answer["action"] == "cancel"
 	}
-	content, _ := answer["content"].(map[string]any)
 	var form struct {
 		RequestedSchema struct {
 			Required []string `json:"required"`
 		} `json:"requestedSchema"`
 	}
-	if params, err := toJSON(question.Params); err != nil || json.Unmarshal([]byte(params), &form) != nil {
-		return true
+	if params, err := toJSON(question.Params); err == nil {
+		_ = json.Unmarshal([]byte(params), &form)
 	}
-	for _, name := range form.RequestedSchema.Required {
-		if _, has := content[name]; !has {
-			return false
-		}
-	}
-	return true
+	content, _ := answer["content"].(map[string]any)
+	return !slices.ContainsFunc(form.RequestedSchema.Required, func(name string) bool {
+		_, has := content[name]
+		return !has
+	})
 }

@@ -2,9 +2,9 @@ package toolbus
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -243,31 +243,21 @@ func (r *Result) Text() string {
 		return "the tool asks first: " + r.InputRequestsJSON
 	}
 	var parts []string
-	add := func(part string) {
-		for _, each := range parts {
-			if each == part {
-				return
-			}
-		}
-		parts = append(parts, part)
-	}
-	if r.Error != nil && r.Error.Message != "" {
-		add(r.Error.Message)
-	} else if r.Error != nil {
-		add(string(r.Error.Code))
+	if r.Error != nil {
+		parts = append(parts, cmp.Or(r.Error.Message, string(r.Error.Code)))
 	}
 	if text, isText := r.Output().(string); isText {
-		add(text)
+		parts = append(parts, text)
 	} else if r.OutputJSON != "null" {
-		add(r.OutputJSON)
+		parts = append(parts, r.OutputJSON)
 	}
 	for _, part := range r.Content {
-		add(part.shown())
+		parts = append(parts, part.shown())
 	}
 	if len(parts) == 0 {
 		return "null"
 	}
-	return strings.Join(parts, "\n")
+	return strings.Join(unique(parts), "\n")
 }
 
 // toJSON writes JSON as encoding/json does, without the escapes for HTML; JSON that is written already stays as it is.
@@ -319,27 +309,6 @@ func argumentsJSON(value any) (string, error) {
 		return string(value), nil
 	}
 	return toJSON(value)
-}
-
-// holdsAny tells whether values of a type may have interfaces, whose numbers would lose digits.
-func holdsAny(kind reflect.Type, seen map[reflect.Type]bool) bool {
-	if seen[kind] {
-		return false
-	}
-	seen[kind] = true
-	switch kind.Kind() {
-	case reflect.Interface:
-		return true
-	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-		return holdsAny(kind.Elem(), seen)
-	case reflect.Struct:
-		for i := range kind.NumField() {
-			if holdsAny(kind.Field(i).Type, seen) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // decodeJSON reads JSON text; numbers in interfaces become json.Number.

@@ -27,8 +27,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-
-	"toolbus/internal/pb"
 )
 
 // This file opens connections to a bus and streams on them: the only one that knows gRPC.
@@ -163,8 +161,7 @@ func renewal(credential map[string]string) string {
 // whyUnanswered finds out why nothing answers at an address although there is a listener, by a TLS handshake of its own:
 // gRPC does not say that it is spoken to without TLS, or that it ended the connection because of a client's certificate. It
 // returns the reason and how to fix it, empty where it knows nothing better, and whether there was a listener.
-func whyUnanswered(address, credentialPath string) (string, bool) {
-	credential, _ := readCredential(credentialPath) // the attempt to connect has reported an error
+func whyUnanswered(address, credentialPath string, credential map[string]string) (string, bool) {
 	target, name, config, err := dialing(address, credential)
 	if err != nil || strings.HasPrefix(target, "unix:") {
 		return "", true
@@ -237,21 +234,9 @@ func (c *connection) invoke(ctx context.Context) (grpc.ClientStream, error) {
 	return c.channel.NewStream(c.outgoing(ctx), description, service+"Invoke", grpc.ForceCodec(encoded{}))
 }
 
-// list makes the unary RPC List; the error is a RequestError or a PeerLost.
-func (c *connection) list(ctx context.Context, request *pb.ListRequest) (*pb.ListResponse, error) {
-	response := new(pb.ListResponse)
-	err := c.channel.Invoke(c.outgoing(ctx), service+"List", request, response)
-	return response, unaryError(err)
-}
-
-// register makes the unary RPC Register.
-func (c *connection) register(ctx context.Context, request *pb.RegisterRequest) (*pb.RegisterResponse, error) {
-	response := new(pb.RegisterResponse)
-	err := c.channel.Invoke(c.outgoing(ctx), service+"Register", request, response)
-	return response, unaryError(err)
-}
-
-func unaryError(err error) error {
+// unary makes a unary RPC; the error is a RequestError or a PeerLost.
+func (c *connection) unary(ctx context.Context, method string, request, response proto.Message) error {
+	err := c.channel.Invoke(c.outgoing(ctx), service+method, request, response)
 	if err == nil {
 		return nil
 	}
