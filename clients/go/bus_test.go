@@ -506,14 +506,14 @@ func TestAPluginThatTheBusRefusesSaysWhyAndRunReturnsIt(t *testing.T) {
 }
 
 func TestWithoutABusACallIsRefusedAtItsDeadlineAndAListingSaysWhereItLooked(t *testing.T) {
-	host := NewHost(&HostOptions{Options: Options{Address: "127.0.0.1:1", Log: quiet}})
+	host := NewHost(&HostOptions{Options: Options{Address: "127.0.0.1:1, 127.0.0.1:1", Log: quiet}})
 	defer host.Close()
 	failure := must[*Result](t)(host.Call(t.Context(), "x", nil, &CallOptions{Timeout: 50 * time.Millisecond})).Error
 	equal(t, []any{failure.Code, failure.Stage, failure.RetrySafe}, []any{CodeUnavailable, StageNotDispatched, true})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := host.List(ctx, nil)
-	if lost := new(PeerLost); !errors.As(err, &lost) || !strings.Contains(err.Error(), "127.0.0.1:1") {
+	if lost := new(PeerLost); !errors.As(err, &lost) || !strings.Contains(err.Error(), "answered at 127.0.0.1:1 in time") {
 		t.Fatal(err)
 	}
 	host.Close()
@@ -581,6 +581,7 @@ func TestWithSeveralAddressesAPluginIsAtEachBusAndAHostGoesOnAtTheNext(t *testin
 	defer host.Close()
 	check(t, host.Ready(t.Context()))
 	stopFirst()
+	equal(t, len(must[*Listing](t)(host.List(t.Context(), &ListOptions{Names: []string{"echo"}})).Tools), 1)
 	equal(t, answer(host, "where"), `{"a":1}`)
 	equal(t, must[*Result](t)(plugin.Call(t.Context(), "where", `{"a":1}`, nil)).IsError, false)
 	check(t, AddTool(plugin, Tool{Name: "late"}, echo))

@@ -6,10 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
-
-	"encoding/base64"
 )
 
 const nameLength = 64 // of a tool, that providers accept
@@ -55,10 +54,7 @@ func AnthropicTools(ctx context.Context, host *Host, options *OfferOptions) (*Mo
 }
 
 func modelTools(ctx context.Context, host *Host, options *OfferOptions, shape func(string, ListedTool) any) (*ModelTools, error) {
-	made := &ModelTools{host: host, known: map[string]ListedTool{}}
-	if options != nil {
-		made.options = *options
-	}
+	made := &ModelTools{host: host, options: or(options), known: map[string]ListedTool{}}
 	listing, err := host.List(ctx, &ListOptions{Names: made.options.Names, Role: made.options.Role})
 	if err != nil {
 		return nil, err
@@ -89,15 +85,13 @@ func (m *ModelTools) AnswerOpenAI(ctx context.Context, toolCalls json.RawMessage
 	if err := decodeJSON(cmp.Or(string(toolCalls), "null"), &calls); err != nil {
 		return nil, fmt.Errorf("the tool calls must be the list `tool_calls` of a message: %w", err)
 	}
-	answers := make([]any, len(calls))
-	err := m.each(len(calls), func(i int) error {
+	return answerAll(calls, func(i int) (any, error) {
 		result, err := m.call(ctx, calls[i].Function.Name, cmp.Or(calls[i].Function.Arguments, "{}"))
-		if err == nil {
-			answers[i] = map[string]any{"role": "tool", "tool_call_id": calls[i].ID, "content": result.Text()}
+		if err != nil {
+			return nil, err
 		}
-		return err
+		return map[string]any{"role": "tool", "tool_call_id": calls[i].ID, "content": result.Text()}, nil
 	})
-	return written(answers, err)
 }
 
 // AnswerAnthropic makes the calls in the `content` of a message, at once; it returns the content of the user's message that
@@ -107,25 +101,20 @@ func (m *ModelTools) AnswerAnthropic(ctx context.Context, content json.RawMessag
 		Type, ID, Name string
 		Input          json.RawMessage
 	}
-	var parts, calls []toolUse
-	if err := decodeJSON(cmp.Or(string(content), "null"), &parts); err != nil {
+	var calls []toolUse
+	if err := decodeJSON(cmp.Or(string(content), "null"), &calls); err != nil {
 		return nil, fmt.Errorf("the calls must be the list `content` of a message: %w", err)
 	}
-	for _, part := range parts {
-		if part.Type == "tool_use" {
-			calls = append(calls, part)
-		}
-	}
-	answers := make([]any, len(calls))
-	err := m.each(len(calls), func(i int) error {
+	calls = slices.DeleteFunc(calls, func(part toolUse) bool { return part.Type != "tool_use" })
+	return answerAll(calls, func(i int) (any, error) {
 		result, err := m.call(ctx, calls[i].Name, cmp.Or(string(calls[i].Input), "{}"))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		shown := []any{map[string]any{"type": "text", "text": result.Text()}}
 		for _, part := range result.Content {
 			if part.Type == "image" {
-				source := map[string]any{"type": "base64", "media_type": part.MIMEType, "data": base64.StdEncoding.EncodeToString(part.Data)}
+				source := map[string]any{"type": "base64", "media_type": part.MIMEType, "data": part.Data} // JSON has it as base64
 				shown = append(shown, map[string]any{"type": "image", "source": source})
 			}
 		}
@@ -133,29 +122,23 @@ func (m *ModelTools) AnswerAnthropic(ctx context.Context, content json.RawMessag
 		if result.IsError || result.Asks() {
 			answer["is_error"] = true
 		}
-		answers[i] = answer
-		return nil
+		return answer, nil
 	})
-	return written(answers, err)
 }
 
-func written(answers []any, err error) (json.RawMessage, error) {
-	if err != nil {
+// answerAll answers calls at once; it returns the answers as JSON, or the first error.
+func answerAll[Call any](calls []Call, answer func(int) (any, error)) (json.RawMessage, error) {
+	answers, errs := make([]any, len(calls)), make([]error, len(calls))
+	var all sync.WaitGroup
+	for i := range calls {
+		all.Go(func() { answers[i], errs[i] = answer(i) })
+	}
+	all.Wait()
+	if err := cmp.Or(errs...); err != nil {
 		return nil, err
 	}
 	text, err := toJSON(answers)
 	return json.RawMessage(text), err
-}
-
-// each does something for all of a count, at once; it returns the first error.
-func (m *ModelTools) each(count int, do func(int) error) error {
-	errs := make([]error, count)
-	var all sync.WaitGroup
-	for i := range count {
-		all.Go(func() { errs[i] = do(i) })
-	}
-	all.Wait()
-	return cmp.Or(errs...)
 }
 
 // call makes a call of a model; that of an unknown tool is a failure which the model can read.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"iter"
@@ -138,14 +137,8 @@ func complete(source string, options Options) (Options, *addresses, error) {
 	if err != nil {
 		return options, nil, err
 	}
-	if options.Instance == "" {
-		var bits [16]byte
-		_, _ = rand.Read(bits[:])
-		options.Instance = hex.EncodeToString(bits[:])
-	}
-	if options.Log == nil {
-		options.Log = slog.Default()
-	}
+	options.Instance = cmp.Or(options.Instance, rand.Text())
+	options.Log = cmp.Or(options.Log, slog.Default())
 	options.Address = cmp.Or(options.Address, os.Getenv("TOOLBUS_ADDRESS"), credential["address"], defaultAddress)
 	buses, err := readAddresses(options.Address)
 	return options, buses, err
@@ -417,26 +410,20 @@ func (p *peer) serve(bus string) (end, time.Duration, error) {
 // write sends what the outbox holds, one message at a time, until the stream ends; then it half-closes.
 func write(stream grpc.ClientStream, link *link) {
 	for {
-		select {
-		case <-link.ready:
-		case <-stream.Context().Done():
+		link.mutex.Lock()
+		message, over := link.take(), link.closed
+		link.mutex.Unlock()
+		if message != nil && stream.SendMsg(message) != nil {
+			return // the reader gets the status
+		} else if message == nil && over {
+			_ = stream.CloseSend()
 			return
-		}
-		runtime.Gosched() // what others are about to add goes with it
-		for {
-			link.mutex.Lock()
-			message := link.take()
-			over := message == nil && link.closed
-			link.mutex.Unlock()
-			if over {
-				_ = stream.CloseSend()
+		} else if message == nil {
+			select {
+			case <-link.ready:
+				runtime.Gosched() // what others are about to add goes with it
+			case <-stream.Context().Done():
 				return
-			}
-			if message == nil {
-				break
-			}
-			if stream.SendMsg(message) != nil {
-				return // the reader gets the status
 			}
 		}
 	}
@@ -444,20 +431,12 @@ func write(stream grpc.ClientStream, link *link) {
 
 // monitor gives up a stream on which the bus is silent.
 func (p *peer) monitor(ctx context.Context, link *link) {
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			p.mutex.Lock()
-			limit, silent := link.silent()
-			p.mutex.Unlock()
-			if silent {
-				link.giveUp(fmt.Errorf("the bus has sent nothing for %v", limit))
-			}
+	for ; ctx.Err() == nil; time.Sleep(tick) {
+		p.mutex.Lock()
+		if limit, silent := link.silent(); silent {
+			link.giveUp(fmt.Errorf("the bus has sent nothing for %v", limit))
 		}
+		p.mutex.Unlock()
 	}
 }
 

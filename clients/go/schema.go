@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
 	"reflect"
 	"strings"
@@ -38,32 +39,47 @@ var (
 // schemaOf returns the JSON Schema of a type as encoding/json writes it. The tags of a field may be keywords: description,
 // enum:"a,b", default:"1", minimum:"1" … A field is required unless it is a pointer, may be left out, or has a default.
 func schemaOf(kind reflect.Type) (map[string]any, error) {
-	writer := schemaMaker{names: map[reflect.Type]string{}, defs: map[string]any{}}
-	schema, err := writer.of(kind)
-	if err == nil && len(writer.defs) > 0 {
-		schema["$defs"] = writer.defs
-	}
+	schema, _, err := walked(kind)
 	return schema, err
 }
 
-type schemaMaker struct {
-	names map[reflect.Type]string // structs that are being written; those that refer to themselves get a place in defs
-	defs  map[string]any
+// isPlain tells whether values of a type have no interfaces, whose numbers would lose digits.
+func isPlain(kind reflect.Type) bool {
+	_, maker, err := walked(kind)
+	return err == nil && !maker.isOpen
 }
 
-func (m schemaMaker) of(kind reflect.Type) (map[string]any, error) {
+func walked(kind reflect.Type) (map[string]any, *schemaMaker, error) {
+	maker := &schemaMaker{names: map[reflect.Type]string{}, used: map[string]bool{}, defs: map[string]any{}}
+	schema, err := maker.of(kind)
+	if err == nil && len(maker.defs) > 0 {
+		schema["$defs"] = maker.defs
+	}
+	return schema, maker, err
+}
+
+type schemaMaker struct {
+	names  map[reflect.Type]string // structs that are being written; those that refer to themselves get a place in defs
+	used   map[string]bool
+	defs   map[string]any
+	isOpen bool // whether there may be interfaces
+}
+
+func (m *schemaMaker) of(kind reflect.Type) (map[string]any, error) {
 	for kind.Kind() == reflect.Pointer {
 		kind = kind.Elem()
 	}
 	pointer := reflect.PointerTo(kind)
 	if pointer.Implements(schemaWriter) {
+		m.isOpen = true
 		return reflect.New(kind).Interface().(SchemaWriter).JSONSchema(), nil
 	}
 	if schema, is := known[kind]; is {
-		return copied(schema), nil
+		return maps.Clone(schema), nil
 	}
 	switch {
 	case kind.Kind() == reflect.Interface || pointer.Implements(jsonMarshaler):
+		m.isOpen = true
 		return map[string]any{}, nil
 	case pointer.Implements(textMarshaler):
 		return map[string]any{"type": "string"}, nil
@@ -91,18 +107,16 @@ func (m schemaMaker) of(kind reflect.Type) (map[string]any, error) {
 	return nil, fmt.Errorf(": JSON cannot hold a %s: leave the field out with `json:\"-\"`, or use another type", kind)
 }
 
-func (m schemaMaker) object(kind reflect.Type) (map[string]any, error) {
+func (m *schemaMaker) object(kind reflect.Type) (map[string]any, error) {
 	if name := m.names[kind]; name != "" {
 		m.defs[name] = map[string]any{} // filled in below, when the type is complete
 		return map[string]any{"$ref": "#/$defs/" + name}, nil
 	}
 	name := kind.Name()
-	for count := 2; m.taken(name); count++ {
+	for count := 2; name != "" && m.used[name]; count++ {
 		name = fmt.Sprintf("%s%d", kind.Name(), count)
 	}
-	if m.names[kind] = name; kind.Name() == "" {
-		m.names[kind] = ""
-	}
+	m.names[kind], m.used[name] = name, true
 	properties, required := map[string]any{}, []string{}
 	if err := m.fields(kind, properties, &required); err != nil {
 		return nil, err
@@ -112,23 +126,15 @@ func (m schemaMaker) object(kind reflect.Type) (map[string]any, error) {
 		schema["required"] = required
 	}
 	if m.defs[name] != nil {
-		m.defs[name] = copied(schema)
+		m.defs[name] = maps.Clone(schema)
 		return schema, nil // keeps its name: later fields of this type refer to it
 	}
 	delete(m.names, kind)
+	delete(m.used, name)
 	return schema, nil
 }
 
-func (m schemaMaker) taken(name string) bool {
-	for _, each := range m.names {
-		if each == name && name != "" {
-			return true
-		}
-	}
-	return false
-}
-
-func (m schemaMaker) fields(kind reflect.Type, properties map[string]any, required *[]string) error {
+func (m *schemaMaker) fields(kind reflect.Type, properties map[string]any, required *[]string) error {
 	for i := range kind.NumField() {
 		field := kind.Field(i)
 		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
@@ -196,14 +202,6 @@ func keywords(tag reflect.StructTag, schema map[string]any) error {
 		schema["enum"] = values
 	}
 	return nil
-}
-
-func copied(schema map[string]any) map[string]any {
-	own := make(map[string]any, len(schema))
-	for keyword, value := range schema {
-		own[keyword] = value
-	}
-	return own
 }
 
 // at puts a place in front of an error; none stays none.

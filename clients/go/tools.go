@@ -116,6 +116,8 @@ func AddTool[In, Out any](plugin *Plugin, tool Tool, handler func(context.Contex
 			}
 			return nil
 		}
+	} else if isPlain(kind) {
+		decode = func(text string, into any) error { return json.Unmarshal([]byte(text), into) }
 	}
 	return plugin.add(tool, kind, reflect.TypeFor[Out](), func(ctx context.Context, text string) (any, error) {
 		var arguments In

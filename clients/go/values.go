@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -268,32 +267,11 @@ func toJSON(value any) (string, error) {
 		}
 		return string(raw), nil
 	}
-	writer := writers.Get().(*jsonWriter)
-	defer writers.Put(writer)
-	writer.buffer.Reset()
-	if err := writer.encoder.Encode(value); err != nil {
-		writer.encoder = writer.newEncoder() // an encoder repeats its error
-		return "", err
-	}
-	return strings.TrimSuffix(writer.buffer.String(), "\n"), nil
-}
-
-// jsonWriter writes JSON into a buffer of its own.
-type jsonWriter struct {
-	buffer  bytes.Buffer
-	encoder *json.Encoder
-}
-
-var writers = sync.Pool{New: func() any {
-	writer := new(jsonWriter)
-	writer.encoder = writer.newEncoder()
-	return writer
-}}
-
-func (w *jsonWriter) newEncoder() *json.Encoder {
-	encoder := json.NewEncoder(&w.buffer)
+	var buffer bytes.Buffer
+	encoder := json.NewEncoder(&buffer)
 	encoder.SetEscapeHTML(false)
-	return encoder
+	err := encoder.Encode(value)
+	return strings.TrimSuffix(buffer.String(), "\n"), err
 }
 
 // argumentsJSON returns arguments as JSON text; text is passed on as it is, so large numbers of a model survive.

@@ -16,6 +16,7 @@ import (
 	"reflect"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,7 +84,7 @@ func connect(address, credentialPath string, credential map[string]string) (*con
 		return nil, setupErrorf("a token is not sent to %s in plain text: write tls:%s", address, address)
 	}
 	if strings.HasPrefix(address, "mtls:") && len(config.Certificates) == 0 {
-		return nil, setupErrorf("the bus at %s asks for a client certificate, and %s", address, ownCertificate(credentialPath, credential))
+		return nil, setupErrorf("%s", ownCertificate(address, credentialPath, credential))
 	}
 	network, authority, security := "tcp", cmp.Or(name, target), insecure.NewCredentials()
 	if config != nil {
@@ -118,11 +119,9 @@ func dialing(address string, credential map[string]string) (string, string, *tls
 	if prefix != "tls" && prefix != "mtls" {
 		return address, "", nil, nil
 	}
-	name, host, isNamed := strings.Cut(target, "@")
-	if isNamed {
-		target = host
-	} else {
-		name = ""
+	name := ""
+	if before, after, isNamed := strings.Cut(target, "@"); isNamed {
+		name, target = before, after
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if ca := credential["ca"]; ca != "" {
@@ -143,15 +142,15 @@ func dialing(address string, credential map[string]string) (string, string, *tls
 
 // ownCertificate says what is the matter with the certificate of this peer, which a bus asks for or does not accept, and how
 // to fix it.
-func ownCertificate(path string, credential map[string]string) string {
+func ownCertificate(address, path string, credential map[string]string) string {
+	asks := "the bus at " + address + " asks for a client certificate, and "
 	switch {
 	case path == "":
-		return "there is no credential: name its file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
-	case credential["certificate"] == "":
-		return "the credential " + path + " has none: write one with toolbus keys add NAME -o FILE, and mtls: before the address"
-	default:
-		return "does not accept the certificate of the credential " + path + ", which has expired or is for another bus: " + renewal(credential)
+		return asks + "there is no credential: name its file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
+	case credential["certificate"] == "" || credential["key"] == "":
+		return asks + "the credential " + path + " has none: write one with toolbus keys add NAME -o FILE, and mtls: before the address"
 	}
+	return "the bus at " + address + " does not accept the certificate of the credential " + path + ", which has expired or is for another bus: " + renewal(credential)
 }
 
 func renewal(credential map[string]string) string {
@@ -161,7 +160,7 @@ func renewal(credential map[string]string) string {
 // whyUnanswered finds out why nothing answers at an address although there is a listener, by a TLS handshake of its own:
 // gRPC does not say that it is spoken to without TLS, or that it ended the connection because of a client's certificate. It
 // returns the reason and how to fix it, empty where it knows nothing better, and whether there was a listener.
-func whyUnanswered(address, credentialPath string, credential map[string]string) (string, bool) {
+func whyUnanswered(address, path string, credential map[string]string) (string, bool) {
 	target, name, config, err := dialing(address, credential)
 	if err != nil || strings.HasPrefix(target, "unix:") {
 		return "", true
@@ -177,35 +176,34 @@ func whyUnanswered(address, credentialPath string, credential map[string]string)
 		config = &tls.Config{InsecureSkipVerify: true} // nothing is sent to it
 	}
 	host, _, _ := net.SplitHostPort(target)
-	config.ServerName = cmp.Or(name, host)
-	config.NextProtos = []string{"h2"}
+	config.ServerName, config.NextProtos = cmp.Or(name, host), []string{"h2"}
 	secure := tls.Client(plain, config)
 	err = secure.Handshake()
+	server, certificate := "the server at "+address, "the certificate of the server at "+address
 	var noTLS tls.RecordHeaderError
-	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
 	var otherName x509.HostnameError
 	switch {
 	case isPlain && err == nil:
-		return fmt.Sprintf("the server at %s speaks TLS: write tls:%s or mtls:%s, and name a credential in TOOLBUS_CREDENTIAL", address, address, address), true
+		return fmt.Sprintf("%s speaks TLS: write tls:%s or mtls:%s, and name a credential in TOOLBUS_CREDENTIAL", server, address, address), true
 	case errors.As(err, &noTLS) && bytes.HasPrefix(noTLS.RecordHeader[:], []byte("HTTP/")):
-		return fmt.Sprintf("the server at %s speaks HTTP, not gRPC: use the address that toolbus serve prints as grpc=", address), true
+		return server + " speaks HTTP, not gRPC: use the address that toolbus serve prints as grpc=", true
 	case isPlain:
 		return "", true
 	case errors.As(err, &noTLS):
-		return fmt.Sprintf("the server at %s does not speak TLS: use the port of a listener with TLS, or write %s for a bus of this machine", address, target), true
-	case errors.As(err, &unknown) && credential["ca"] == "":
-		return fmt.Sprintf("the certificate of the server at %s is not signed by an authority that is trusted here: check the address, or name a credential in TOOLBUS_CREDENTIAL", address), true
-	case errors.As(err, &unknown):
-		return fmt.Sprintf("the certificate of the server at %s is not signed by the ca of the credential %s: check the address, or %s", address, credentialPath, renewal(credential)), true
+		return fmt.Sprintf("%s does not speak TLS: use the port of a listener with TLS, or write %s for a bus of this machine", server, target), true
+	case errors.As(err, new(x509.UnknownAuthorityError)) && credential["ca"] == "":
+		return certificate + " is not signed by an authority that is trusted here: check the address, or name a credential in TOOLBUS_CREDENTIAL", true
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		return fmt.Sprintf("%s is not signed by the ca of the credential %s: check the address, or %s", certificate, path, renewal(credential)), true
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return fmt.Sprintf("the certificate of the server at %s has expired or is not valid yet: check the clock of this machine, or renew it there with toolbus keys init", address), true
+		return certificate + " has expired or is not valid yet: check the clock of this machine, or renew it there with toolbus keys init", true
 	case errors.As(err, &otherName):
-		names := append([]string{}, otherName.Certificate.DNSNames...)
+		names := slices.Clone(otherName.Certificate.DNSNames)
 		for _, each := range otherName.Certificate.IPAddresses {
 			names = append(names, each.String())
 		}
-		return fmt.Sprintf("the certificate of the server at %s is for %s: use one of these names in the address, or add this one there with toolbus keys init --name", address, strings.Join(names, ", ")), true
+		return fmt.Sprintf("%s is for %s: use one of these names in the address, or add this one there with toolbus keys init --name", certificate, strings.Join(names, ", ")), true
 	case err != nil:
 		return "", true
 	}
@@ -214,11 +212,7 @@ func whyUnanswered(address, credentialPath string, credential map[string]string)
 	if _, err = io.ReadFull(secure, answer); err == nil {
 		return "", true
 	}
-	own := ownCertificate(credentialPath, credential)
-	if credential["certificate"] == "" {
-		own = "asks for a client certificate, and " + own
-	}
-	return fmt.Sprintf("the bus at %s %s", address, own), true
+	return ownCertificate(address, path, credential), true
 }
 
 func (c *connection) outgoing(ctx context.Context) context.Context {
@@ -275,6 +269,9 @@ func readCredential(path string) (map[string]string, error) {
 		return values, nil
 	}
 	content, err := readPrivate(path)
+	if err != nil && !errors.As(err, new(*SetupError)) {
+		err = setupErrorf("the credential %s cannot be read: %v", path, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -293,23 +290,17 @@ func readCredential(path string) (map[string]string, error) {
 func readPrivate(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, setupErrorf("the credential %s cannot be read: %v", path, err)
+		return nil, err
 	}
 	defer file.Close()
 	info, err := file.Stat()
 	if err != nil {
-		return nil, setupErrorf("the credential %s cannot be read: %v", path, err)
+		return nil, err
 	}
-	if runtime.GOOS != "windows" {
-		owner := reflect.Indirect(reflect.ValueOf(info.Sys())).FieldByName("Uid") // of syscall.Stat_t, where there is one
-		others := owner.IsValid() && owner.Uint() != 0 && owner.Uint() != uint64(os.Getuid())
-		if others || info.Mode().Perm()&0o077 != 0 {
-			return nil, setupErrorf("%s must belong to this user, who alone may read it: chmod 600 %s", path, path)
-		}
+	owner := reflect.Indirect(reflect.ValueOf(info.Sys())).FieldByName("Uid") // of syscall.Stat_t, where there is one
+	others := owner.IsValid() && owner.Uint() != 0 && owner.Uint() != uint64(os.Getuid())
+	if runtime.GOOS != "windows" && (others || info.Mode().Perm()&0o077 != 0) {
+		return nil, setupErrorf("%s must belong to this user, who alone may read it: chmod 600 %s", path, path)
 	}
-	content, err := io.ReadAll(file)
-	if err != nil {
-		return nil, setupErrorf("the credential %s cannot be read: %v", path, err)
-	}
-	return content, nil
+	return io.ReadAll(file)
 }
