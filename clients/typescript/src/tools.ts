@@ -296,9 +296,14 @@ export class Tools {
     run.ended = true;
     run.together.left -= 1;
     run.nested?.abort();
-    const { link, message } = run;
-    const bytes = encoded(result, message.callId, link);
-    link.running.delete(message.callId);
+    const { link, message: { callId } } = run;
+    let bytes: Uint8Array;
+    try {
+      bytes = encoded(result, callId, link);
+    } catch (problem) {
+      bytes = encoded(failureOf(problem), callId, link); // such as an image whose data are no bytes
+    }
+    link.running.delete(callId);
     link.outbox.putBytes("results", bytes, "", run.together.left > 0);
     link.whenIdle();
   }
@@ -354,15 +359,13 @@ function encoded(result: ResultInit, callId: string, { outbox }: Link): Uint8Arr
 }
 
 function failureOf(problem: unknown): ResultInit {
-  if (problem instanceof InputNeeded) {
-    return { inputRequestsJson: toJson(problem.questions), requestState: problem.state };
-  }
   const kind = problem instanceof Error ? problem.name : typeof problem;
   let text = kind;
   try {
+    if (problem instanceof InputNeeded) return { inputRequestsJson: toJson(problem.questions), requestState: problem.state };
     text = (problem instanceof Error ? problem.message : String(problem)) || kind;
-  } catch {
-    // a fault in the handler's own exception
+  } catch (fault) {
+    text = `${kind}: ${(fault as Error).message}`; // in the handler's own exception, or in what it asks
   }
   return failure(ErrorCode.TOOL, CallStage.ACCEPTED, text.slice(0, ERROR_CHARACTERS), { reason: kind });
 }

@@ -53,6 +53,10 @@ before(async () => {
   plugin.tool("fail", { description: "Fails." }, () => {
     throw new RangeError("no such city");
   });
+  plugin.tool("broken", { description: "Returns what no result can hold." }, async ({ ask }, scope) => {
+    if (ask) scope.ask({ key: { method: "roots/list", params: { self: scope as never } } });
+    return new Reply("", [image("no bytes" as never)]);
+  });
   plugin.tool("ask_weather", { description: "Asks another tool." }, async (args, scope) => (await scope.call("get_weather", args)).unwrap());
   plugin.tool("who", { description: "Tells the user." }, (_, scope) => [scope.context.userId, scope.context.attributes, scope.timeLeft() <= 30]);
   plugin.tool("book", { description: "Books a room." }, (_, scope) => {
@@ -95,6 +99,10 @@ test("failures are values with code, stage and retrySafe", async () => {
   const invalid = (await host.call("get_weather", { days: "many" })).error;
   assert.equal(invalid?.code, "INVALID_ARGUMENTS");
   assert.match(invalid?.message ?? "", /city/);
+});
+
+test("a result or a question that cannot be written fails its call, and nothing else", async () => {
+  for (const ask of [false, true]) assert.equal((await host.call("broken", { ask }, { timeout: 10 })).error?.code, "TOOL");
 });
 
 test("progress, chunks and content reach the host", async () => {
