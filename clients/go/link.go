@@ -186,7 +186,6 @@ func newLink(mutex *sync.Mutex, connection *connection, giveUp context.CancelCau
 		giveUp:        giveUp,
 		running:       map[string]*run{},
 		pending:       map[string]*ask{},
-		standstill:    standstill{held: map[string]*pb.ToolCall{}},
 		heardAt:       time.Now(),
 		callsInFlight: cmp.Or(callsInFlight, 256),
 		argumentBytes: 1 << 20,
@@ -285,12 +284,11 @@ func (l *link) silent() (time.Duration, bool) {
 // held. The bus may have ended them meanwhile. It echoes a heartbeat behind everything that it has sent before, so the
 // callers of calls that are not cancelled by then still wait.
 type standstill struct {
-	held     map[string]*pb.ToolCall // calls that may have ended, by their ids
-	order    []string                // of the ids in held, and of some that were cancelled
-	echoes   bool                    // whether the bus echoes heartbeats of ours
-	holding  bool                    // whether calls that arrive are held
-	sequence uint64                  // of our newest heartbeat
-	due      time.Time               // when look is called next, at the latest; zero before the first time
+	held     []*pb.ToolCall // calls that may have ended
+	echoes   bool           // whether the bus echoes heartbeats of ours
+	holding  bool           // whether calls that arrive are held
+	sequence uint64         // of our newest heartbeat
+	due      time.Time      // when look is called next, at the latest; zero before the first time
 }
 
 // look looks at the clocks, at least every tick; it returns whether the process stood still since the last look.
@@ -312,13 +310,7 @@ func (s *standstill) echoed(sequence uint64) []*pb.ToolCall {
 	if sequence != s.sequence {
 		return nil
 	}
-	var calls []*pb.ToolCall
-	for _, id := range s.order {
-		if call := s.held[id]; call != nil {
-			calls = append(calls, call)
-		}
-	}
-	s.holding, s.order = false, nil
-	clear(s.held)
+	calls := s.held
+	s.holding, s.held = false, nil
 	return calls
 }

@@ -94,17 +94,27 @@ func TestTheMomentThatResultsWaitBeginsWithTheFirstOfTheirMessage(t *testing.T) 
 			defer link.mutex.Unlock()
 			link.put(fieldResults, nil, "", wait)
 		}
+		results := func() (count int) {
+			link.mutex.Lock()
+			defer link.mutex.Unlock()
+			if message := link.take(); message != nil {
+				request := new(pb.InvokeRequest)
+				check(t, proto.Unmarshal(message, request))
+				count = len(request.Results)
+			}
+			return count
+		}
 		put(true)
 		time.Sleep(hold / 2)
 		put(false)
-		equal(t, len(take(t, link).Results), 2)
+		equal(t, results(), 2)
 		put(true)
 		time.Sleep(hold * 3 / 4) // the moment of the first ones is over
 		synctest.Wait()
-		equal(t, link.take() == nil, true)
+		equal(t, results(), 0)
 		time.Sleep(hold / 2)
 		synctest.Wait()
-		equal(t, len(take(t, link).Results), 1)
+		equal(t, results(), 1)
 	})
 }
 
@@ -133,6 +143,24 @@ func TestAfterAStandstillOnlyTheEchoOfTheNewestHeartbeatLetsHeldCallsBegin(t *te
 	calls := link.standstill.echoed(1)
 	equal(t, []string{calls[0].CallId}, []string{"2"})
 	equal(t, link.standstill.holding || len(calls) > 1, false)
+}
+
+func TestAReaderThatIsFarBehindGetsTheNewestNotificationsAndTheWholeCatalog(t *testing.T) {
+	peer := newPeer("x", Options{Log: quiet}, nil, role{})
+	notes, changes := []Notification{}, []CatalogChange{}
+	peer.notes.readers, peer.catalogs.readers = map[*[]Notification]bool{&notes: true}, map[*[]CatalogChange]bool{&changes: true}
+	tool := &pb.ListedTool{Tool: &pb.Tool{Name: "comes_and_goes"}, Source: "x"}
+	for number := range uint64(maxUnread + 2) {
+		peer.note(&pb.Event{Kind: &pb.Event_Notification{Notification: &pb.Notification{Number: number}}})
+		change := &pb.CatalogChange{Revision: number, Added: []*pb.ListedTool{tool}}
+		if number%2 == 0 {
+			change = &pb.CatalogChange{Revision: number, Removed: []*pb.ToolRef{{Name: "comes_and_goes", Source: "x"}}}
+		}
+		peer.note(&pb.Event{Kind: &pb.Event_Catalog{Catalog: change}})
+	}
+	equal(t, []uint64{uint64(len(notes)), notes[0].Number, notes[0].Lost, notes[1].Lost}, []uint64{maxUnread, 2, 2, 0})
+	equal(t, []int{len(changes), len(changes[0].Added), len(changes[1].Added), len(peer.order)}, []int{2, 0, 1, 1})
+	equal(t, changes[0].Full, true)
 }
 
 type tree struct {

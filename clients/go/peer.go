@@ -31,6 +31,7 @@ const (
 	missedHeartbeats = 4                  // after so many intervals without a message the bus counts as lost
 	steady           = time.Second        // a session that lived so long resets the backoff
 	expiryWarning    = 7 * 24 * time.Hour // before a key expires: then a warning is logged
+	maxUnread        = 1000               // items of a subscription that wait for one reader
 	attachBytes      = 12 << 20           // of the tools in one request; those that do not fit follow by Register
 	joinChanges      = time.Millisecond   // changes of the tools within this time go into one attach
 )
@@ -114,7 +115,7 @@ type peer struct {
 	waitingTools map[toolKey]bool
 	noted        map[string]bool        // what was logged about tools
 	catalog      map[ToolRef]ListedTool // what the watch has brought
-	order        []ToolRef              // of the names in catalog; some may have been removed
+	order        []ToolRef              // of the names in catalog
 	revision     uint64                 // of the catalog here; 0 before the first list came
 	newest       uint64                 // the number of the newest notification
 	closed       string                 // why calls are not sent any more; empty while they are
@@ -627,7 +628,10 @@ func (p *peer) note(event *pb.Event) {
 		p.onCatalog(changeFromWire(kind.Catalog))
 	case *pb.Event_Notification:
 		p.newest = max(p.newest, kind.Notification.Number)
-		p.notes.put(p, notificationFromWire(kind.Notification))
+		p.notes.put(p, notificationFromWire(kind.Notification), func(items []Notification) []Notification {
+			items[1].Lost += items[0].Lost + 1
+			return items[1:]
+		})
 	case *pb.Event_ToolOverwritten:
 		p.warn("the tool %q is not offered any more: the source %q took its name", kind.ToolOverwritten.Name, kind.ToolOverwritten.BySource)
 	case *pb.Event_ToolRemoved:
@@ -662,6 +666,12 @@ func (p *peer) onCatalog(change CatalogChange) {
 	for _, ref := range change.Removed {
 		delete(p.catalog, ref)
 	}
+	if len(change.Removed) > 0 {
+		p.order = slices.DeleteFunc(p.order, func(ref ToolRef) bool {
+			_, isThere := p.catalog[ref]
+			return !isThere
+		})
+	}
 	for _, tool := range slices.Concat(change.Added, change.Changed) {
 		ref := ToolRef{tool.Name, tool.Source}
 		if _, known := p.catalog[ref]; !known {
@@ -670,16 +680,14 @@ func (p *peer) onCatalog(change CatalogChange) {
 		p.catalog[ref] = tool
 	}
 	p.revision = change.Revision
-	p.catalogs.put(p, change)
+	p.catalogs.put(p, change, func([]CatalogChange) []CatalogChange { return []CatalogChange{p.wholeCatalog()} })
 }
 
 // wholeCatalog returns everything that the watch has brought, as one change.
 func (p *peer) wholeCatalog() CatalogChange {
 	whole := CatalogChange{Revision: p.revision, Full: true}
-	for i, ref := range p.order {
-		if tool, present := p.catalog[ref]; present && !slices.Contains(p.order[i+1:], ref) {
-			whole.Added = append(whole.Added, tool)
-		}
+	for _, ref := range p.order {
+		whole.Added = append(whole.Added, p.catalog[ref])
 	}
 	return whole
 }
@@ -719,9 +727,12 @@ type feed[T any] struct {
 	readers map[*[]T]bool
 }
 
-func (f *feed[T]) put(p *peer, item T) {
+// put passes an item on; shorten makes less of the items of a reader that is far behind.
+func (f *feed[T]) put(p *peer, item T, shorten func([]T) []T) {
 	for each := range f.readers {
-		*each = append(*each, item)
+		if *each = append(*each, item); len(*each) > maxUnread {
+			*each = shorten(*each)
+		}
 	}
 	p.notifyChanged()
 }

@@ -261,8 +261,7 @@ func (p *peer) beginCalls(calls []*pb.ToolCall, link *link) {
 	left, now := len(calls), time.Now()
 	for _, call := range calls {
 		if link.standstill.holding {
-			link.standstill.held[call.CallId] = call
-			link.standstill.order = append(link.standstill.order, call.CallId)
+			link.standstill.held = append(link.standstill.held, call)
 			continue
 		}
 		run := &run{call: call, link: link, tools: p.tools, left: &left}
@@ -309,8 +308,8 @@ func (p *peer) cancelRun(id, reason string, link *link) {
 	if run := link.running[id]; run != nil {
 		run.ctx.end(errors.New("the call was cancelled: " + reason))
 		p.finish(run, checked(failed(CodeCancelled, StageAccepted, "the call was cancelled"), run))
-	} else if link.standstill.held[id] != nil {
-		delete(link.standstill.held, id)
+	} else if i := slices.IndexFunc(link.standstill.held, func(call *pb.ToolCall) bool { return call.CallId == id }); i >= 0 {
+		link.standstill.held = slices.Delete(link.standstill.held, i, i+1)
 		result := failed(CodeCancelled, StageNotDispatched, "the call was cancelled before it began")
 		result.CallId = id
 		link.putMessage(fieldResults, result)
@@ -319,7 +318,7 @@ func (p *peer) cancelRun(id, reason string, link *link) {
 
 // lostTools tells the handlers of a stream that is over to stop: nobody waits for their results.
 func (p *peer) lostTools(link *link) {
-	clear(link.standstill.held)
+	link.standstill.held = nil
 	for _, run := range link.running {
 		run.ended = true
 		run.ctx.end(errors.New("the connection to the bus broke"))

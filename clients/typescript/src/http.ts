@@ -1,6 +1,6 @@
 /** A host over HTTP and server-sent events, for browsers, edge functions and programs without gRPC: needs only `fetch`. */
 import { answered, retryPause } from "./again.js";
-import { argumentsJson, callError, parseJson, PeerLost, RequestError, Result, SetupError, toJson, type CallOptions, type Change, type Content, type HttpNotification, type HttpTool } from "./values.js";
+import { argumentsJson, callError, parseJson, PeerLost, RequestError, Result, SetupError, toJson, type CallOptions, type CatalogStep, type Content, type HttpNotification, type HttpTool } from "./values.js";
 
 export * from "./values.js";
 
@@ -20,7 +20,7 @@ export interface HttpHostOptions {
 /** What a call can state beside the tool and its arguments; as in the host over gRPC. */
 export type HttpCallOptions = CallOptions;
 /** One step of the catalog: with `full`, `added` is everything. */
-export type HttpChange = Change<HttpTool>;
+export type HttpChange = CatalogStep<HttpTool>;
 
 /** Calls tools over HTTP. It holds no connection, so there is nothing to close. */
 export class Host {

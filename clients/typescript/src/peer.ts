@@ -20,6 +20,7 @@ const ATTACH_MS = 10_000; // for connecting, and for the answer to the attach
 const MISSED_HEARTBEATS = 4; // after so many intervals without a message the bus counts as lost
 const STEADY_MS = 1000; // a session that lived so long resets the backoff
 const ATTACH_BYTES = 12 * 1024 * 1024; // of the tools in one request; those that do not fit follow by Register
+const MAX_UNREAD = 1000; // items of a subscription that wait for one reader
 const REGISTER_SECONDS = 300;
 const EXPIRY_SECONDS = 7 * 86_400; // before a key expires: then a warning is logged
 // After these statuses another attempt would be refused too.
@@ -203,7 +204,7 @@ export class Peer {
         if (this.left) throw new PeerLost("UNAVAILABLE", this.left);
         if (!over) continue;
         const why = [...this.shown.values()].map((each) => each.why || each.text).join("; ") || "is it running?";
-        throw new PeerLost("DEADLINE_EXCEEDED", `no bus answered at ${this.addresses.text} within ${seconds} s: ${why}`);
+        throw new PeerLost("DEADLINE_EXCEEDED", `no bus answered at ${this.addresses.text} within ${Number(seconds.toPrecision(3))} s: ${why}`);
       }
     } finally {
       clearTimeout(timer);
@@ -226,9 +227,7 @@ export class Peer {
   /** Yields what the bus sends to a subscription from now on; the whole catalog first. */
   async *read<F extends Feed>(feed: F): AsyncGenerator<Feeds[F], void, undefined> {
     const items: Feeds[F][] = [];
-    if (feed === "catalog" && this.revision) {
-      items.push({ revision: this.revision, full: true, added: [...this.catalog.values()], changed: [], removed: [] } as never);
-    }
+    if (feed === "catalog" && this.revision) items.push(this.wholeCatalog() as never);
     this.readers.set(items, feed);
     if (!this.subscribed.has(feed)) {
       this.subscribed.add(feed);
@@ -478,9 +477,19 @@ export class Peer {
     }
   }
 
+  /** Hands an item to the readers of a subscription; those that are far behind get the whole catalog, or lose the oldest. */
   private passOn(feed: Feed, item: unknown): void {
-    for (const [items, read] of this.readers) if (read === feed) items.push(item);
+    for (const [items, read] of this.readers) {
+      if (read !== feed || items.push(item) <= MAX_UNREAD) continue;
+      const [first, second] = items as Notification[];
+      if (feed === "catalog") items.splice(0, Infinity, this.wholeCatalog());
+      else items.splice(0, 2, { ...second!, lost: second!.lost + first!.lost + 1 });
+    }
     this.changed.notify();
+  }
+
+  private wholeCatalog(): CatalogChange {
+    return { revision: this.revision, full: true, added: [...this.catalog.values()], changed: [], removed: [] };
   }
 
   /** Stores which tools the bus refused, and which wait for a role; logs each reason once, not again after every reconnect. */

@@ -4,7 +4,7 @@ import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import type { CatalogChange as WireChange, ListedTool as WireListed, Notification as WireNotification } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import { SessionState } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import * as pb from "./gen/toolbus/v1/tool_pb.js";
-import { callError, link, parseJson, resource, Result, text, toJson, type CallContext, type CallError, type Change, type Content, type HttpNotification, type HttpTool, type Progress } from "./values.js";
+import { callError, link, parseJson, resource, Result, text, toJson, type CallContext, type CallError, type CatalogStep, type Content, type HttpNotification, type HttpTool, type Progress } from "./values.js";
 
 /** A tool as the bus lists it. */
 export interface ListedTool extends HttpTool {
@@ -20,7 +20,7 @@ export interface ListedTool extends HttpTool {
 }
 
 /** One step of the catalog: with `full`, `added` is everything. */
-export type CatalogChange = Change<ListedTool>;
+export type CatalogChange = CatalogStep<ListedTool>;
 
 /** What a plugin tells a user outside a call. */
 export interface Notification extends HttpNotification {

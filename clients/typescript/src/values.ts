@@ -159,7 +159,7 @@ export interface HttpTool {
 }
 
 /** One step of the catalog: with `full`, `added` is everything. */
-export interface Change<Tool> {
+export interface CatalogStep<Tool> {
   readonly revision: number;
   readonly full: boolean;
   readonly added: readonly Tool[];

@@ -1,10 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { fromBinary } from "@bufbuild/protobuf";
+import { create, fromBinary, type MessageInitShape } from "@bufbuild/protobuf";
 
-import { InvokeRequestSchema } from "../src/gen/toolbus/v1/tool_bus_service_pb.js";
+import { EventSchema, InvokeRequestSchema, type Event } from "../src/gen/toolbus/v1/tool_bus_service_pb.js";
 import { Outbox, Standstill } from "../src/link.js";
+import { Peer, settingsOf } from "../src/peer.js";
 
 function taken(outbox: Outbox) {
   const bytes = outbox.take();
@@ -60,6 +61,23 @@ test("a closed outbox drops further items and still gives out the earlier ones",
   outbox.put("drain", {});
   assert.equal(taken(outbox)?.calls.length, 1);
   assert.equal(taken(outbox), null);
+});
+
+test("a reader that is far behind gets the newest notifications, and the whole catalog", async () => {
+  const peer = new Peer("x", settingsOf({ address: "127.0.0.1:1", log: () => undefined }));
+  const notes = peer.read("notifications");
+  const changes = peer.read("catalog");
+  const firsts = [notes.next(), changes.next()] as const;
+  const { note } = peer as unknown as { note(event: Event): void };
+  const event = (kind: MessageInitShape<typeof EventSchema>["kind"]) => note.call(peer, create(EventSchema, { kind: kind! }));
+  for (let number = 0; number < 1002; number += 1) {
+    event({ case: "notification", value: { number: BigInt(number) } });
+    event({ case: "catalog", value: { revision: BigInt(number), added: [{ source: "x", tool: { name: String(number) } }] } });
+  }
+  const [{ value: oldest }, { value: whole }] = await Promise.all(firsts);
+  assert.deepEqual([oldest?.number, oldest?.lost, (await notes.next()).value?.lost], [2, 2, 0]);
+  assert.deepEqual([whole?.full, whole?.added.length, (await changes.next()).value?.added.length], [true, 1001, 1]);
+  peer.leave("");
 });
 
 test("only the echo of the newest heartbeat lets held calls begin", () => {
