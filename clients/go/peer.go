@@ -753,11 +753,6 @@ func (p *peer) subscribe() {
 // read yields what comes to a feed from now on, after first, until the context is done or this peer ends.
 func read[T any](ctx context.Context, p *peer, feed *feed[T], first func() []T) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		var none T
-		if err := p.begin(); err != nil {
-			yield(none, err)
-			return
-		}
 		p.mutex.Lock()
 		own := first()
 		if feed.readers == nil {
@@ -771,6 +766,11 @@ func read[T any](ctx context.Context, p *peer, feed *feed[T], first func() []T) 
 			defer p.mutex.Unlock()
 			delete(feed.readers, &own)
 		}()
+		var none T
+		if err := p.begin(); err != nil { // after that: the first attach subscribes
+			yield(none, err)
+			return
+		}
 		for {
 			var items []T
 			err := p.until(ctx, func() bool {
