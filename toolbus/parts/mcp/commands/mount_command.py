@@ -116,6 +116,8 @@ async def _ask(host: Host, name: str, former: int = 0) -> dict[str, Any]:
         # A mount that is replaced is gone for a moment, and one of the generation before is the former.
         if one.is_error or (former and any(each.get("generation") == former for each in one.output["mounts"])):
             return {**answer, "mounts": [], "refused": {}}
+        if any(each["state"] == "stopped" for each in one.output["mounts"]):  # its tools are known from before
+            await host.call("toolbus:mount_restart", {"name": name})
         answer = {**one.output, "log": [] if log.is_error else log.output["lines"]}
     return answer
 
