@@ -125,6 +125,26 @@ def test_a_schema_that_all_read_alike_is_not_copied_and_names_in_data_stay() -> 
     assert portable(data) == data
 
 
+@pytest.mark.parametrize(
+    ("schema", "added"),
+    [
+        ({"type": "object"}, {"additionalProperties": True}),
+        ({"type": "object", "description": "Any.", "minProperties": 1}, {"additionalProperties": True}),
+        ({"type": "object", "patternProperties": {"^a": {"type": "string"}}}, {}),
+        ({"type": "object", "allOf": [{"properties": {"a": {"type": "string"}}}], "unevaluatedProperties": False}, {}),
+        ({"enum": ["a", "b"]}, {"type": "string"}),
+        ({"enum": [1, 2]}, {"type": "integer"}),
+        ({"enum": [1, 2.5]}, {"type": "number"}),
+        ({"const": None}, {"type": "null"}),
+        ({"enum": ["a", 1]}, {}),
+        ({"enum": ["a"], "$ref": "#/$defs/a"}, {}),
+    ],
+)
+def test_what_a_schema_leaves_open_is_said(schema: Json, added: Json) -> None:
+    """pydantic-ai 2.68 closes an object that does not say that it is open; converters for Gemini take it for a text."""
+    assert portable({"properties": {"v": schema}})["properties"]["v"] == {**schema, **added}
+
+
 def test_declarations_are_written_for_all_readers() -> None:
     schema = {
         "type": "object",

@@ -15,14 +15,14 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 from toolbus.common.text import dump_json
-from toolbus.protocol.json_schema import LISTS, MAPS, SINGLE
+from toolbus.protocol.json_schema import LISTS, MAPS, SINGLE, of_type
 from toolbus.protocol.patterns import Unreadable, in_words, portable_pattern
 
 Json = dict[str, Any]
 
 _READ_DIFFERENTLY = (
     *('"$id"', '"id"', '"$anchor"', '"pattern', '"prefixItems"', '"minContains"', '"$schema"', '"exclusiveM'),
-    *('"format"', '"multipleOf"', ":true", ":false", ": true", ": false"),
+    *('"format"', '"multipleOf"', ":true", ":false", ": true", ": false", '"enum"', '"const"'),
 )
 _REFERENCE = re.compile(r'"\$ref":\s*"(?!#/\$defs/[\w.-]+")')  # readers follow no other
 _PLAIN_REFERENCE = re.compile(r"#/\$defs/[\w.-]+")
@@ -30,6 +30,8 @@ _DRAFTS = ("2020-12", "2019-09", "draft-07")  # that the SDKs for TypeScript com
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _LEFT_OUT = object()  # in place of the value of a keyword
 _CLOSING = ("additionalProperties", "unevaluatedProperties", "propertyNames")  # what may forbid names
+_SCALARS = ("string", "integer", "number", "boolean", "null")
+_PARTS = frozenset(("properties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", *_CLOSING))
 
 
 def portable(schema: Json, text: str = "", *, of_results: bool = False) -> Json:
@@ -41,7 +43,8 @@ def portable(schema: Json, text: str = "", *, of_results: bool = False) -> Json:
         of_results: whether clients check results against it.
     """
     text = text or dump_json(schema)
-    if not any(each in text for each in _READ_DIFFERENTLY) and _REFERENCE.search(text) is None:
+    is_open = text.count('"object"') + ("type" not in schema) > text.count('"properties"')
+    if not is_open and not any(each in text for each in _READ_DIFFERENTLY) and _REFERENCE.search(text) is None:
         return schema
     names = _names(schema) if '"$id"' in text or '"$anchor"' in text else {}
     writer = _Writer(schema, names, of_results=of_results)
@@ -105,6 +108,8 @@ class _Writer:
     def root(self) -> Json:
         """Returns the whole for all readers."""
         written: Json = self.schema(self._root, "")
+        if "additionalProperties" not in self._root:  # most such tools have no arguments
+            written.pop("additionalProperties", None)
         definitions: Json = {}
         while len(definitions) < len(self._moved):  # what is moved may refer to more
             for pointer, name in [*self._moved.items()][len(definitions) :]:
@@ -209,6 +214,12 @@ class _Writer:
             else:
                 self.widened = True
                 written["items"] = {"anyOf": [*first, rest]}
+        values = [written["const"]] if "const" in written else written.get("enum")
+        if values and "type" not in written and "$ref" not in written:  # for litellm, towards Gemini, it is an object
+            kinds = [kind for kind in _SCALARS if all(of_type(each, kind) for each in values)]
+            written.update(("type", kind) for kind in kinds[:1])
+        if written.get("type") == "object" and _PARTS.isdisjoint(written):
+            written["additionalProperties"] = True  # pydantic-ai, towards OpenAI, would let it have nothing
         if self._loosely:
             for keyword in ("not", "if", "then", "else", "maxContains"):
                 written.pop(keyword, None)
