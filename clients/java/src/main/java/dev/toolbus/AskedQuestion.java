@@ -12,6 +12,6 @@ import com.google.gson.JsonObject;
 public record AskedQuestion(String key, String method, JsonObject params) {
     /** Returns the text for the person who is asked. */
     public String message() {
-        return params.has("message") ? params.get("message").getAsString() : "";
+        return Values.text(params, "message");
     }
 }

@@ -1,19 +1,13 @@
 package dev.toolbus;
 
+import static dev.toolbus.pb.CallStage.*;
+import static dev.toolbus.pb.ErrorCode.*;
+
 import com.google.gson.JsonObject;
-import dev.toolbus.pb.CallContext;
-import dev.toolbus.pb.CallStage;
-import dev.toolbus.pb.ErrorCode;
-import dev.toolbus.pb.ToolCall;
-import dev.toolbus.pb.ToolProgress;
+import dev.toolbus.pb.*;
 import java.time.Duration;
-import java.util.concurrent.CancellationException;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.Future;
-import java.util.concurrent.ThreadLocalRandom;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
+import java.util.Set;
+import java.util.concurrent.*;
 import java.util.function.Consumer;
 import java.util.function.Function;
 
@@ -34,6 +28,7 @@ public final class Call {
     private static final long MAX_PAUSE_MILLIS = 1000;
     private static final long LOOK_MILLIS = 100; // while there is no room: whether the stream is still the one for calls
     private static final int ROUNDS = 10; // of questions of one call
+    private static final Set<ErrorCode> BUSY = Set.of(ERROR_CODE_UNAVAILABLE, ERROR_CODE_OVERLOADED);
 
     private final Peer peer;
     private final ToolScope parent; // null where it is not part of another call
@@ -49,7 +44,7 @@ public final class Call {
         try {
             call.setArgumentsJson(Values.arguments(arguments));
         } catch (RuntimeException | StackOverflowError problem) {
-            fault = new CallException(ErrorCode.ERROR_CODE_INVALID_ARGUMENTS, CallStage.CALL_STAGE_NOT_DISPATCHED,
+            fault = new CallException(ERROR_CODE_INVALID_ARGUMENTS, CALL_STAGE_NOT_DISPATCHED,
                     "JSON cannot hold the arguments: " + problem.getMessage());
         }
     }
@@ -141,14 +136,11 @@ public final class Call {
     }
 
     private Result make() throws InterruptedException {
-        if (fault != null) {
-            return new Result(fault.result());
-        }
         ToolCall.Builder next = call.clone();
         for (int round = 0; round < ROUNDS; round++) {
             Result result;
             try {
-                result = attempts(next);
+                result = new Result(attempts(next));
             } catch (CallException problem) {
                 result = new Result(problem.result());
             }
@@ -158,10 +150,8 @@ public final class Call {
             JsonObject answers = new JsonObject();
             Values.object(result.message().getInputRequestsJson()).entrySet().forEach(entry -> {
                 String method = Values.text(entry.getValue(), "method");
-                JsonObject params = entry.getValue() instanceof JsonObject question
-                        && question.get("params") instanceof JsonObject given ? given : new JsonObject();
-                Object answer = onInput.apply(new AskedQuestion(entry.getKey(), method, params));
-                JsonObject fields = answer == null ? Values.object("{\"action\": \"cancel\"}") : Values.object(Values.json(answer));
+                Object answer = onInput.apply(new AskedQuestion(entry.getKey(), method, Values.object(entry.getValue(), "params")));
+                JsonObject fields = Values.object(answer == null ? "{\"action\": \"cancel\"}" : Values.json(answer));
                 if (method.equals("elicitation/create") && !fields.has("action")) {
                     JsonObject whole = Values.object("{\"action\": \"accept\"}");
                     whole.add("content", fields);
@@ -176,27 +166,25 @@ public final class Call {
     }
 
     /** Sends the call until it has a result that is not sent again. */
-    private Result attempts(ToolCall.Builder whole) throws InterruptedException {
+    private ToolResult attempts(ToolCall.Builder whole) throws InterruptedException {
+        if (fault != null) {
+            throw fault;
+        }
         long started = System.nanoTime();
         double named = whole.getBackgroundAfterSeconds() > 0 ? whole.getBackgroundAfterSeconds() : whole.getTimeoutSeconds();
         long deadline = started + nanos(named > 0 ? Math.min(named, MAX * 1000) : DEFAULT);
         double longest = named > 0 ? Math.min(named, MAX) : MAX;
-        Result refusal = null; // the newest of the bus
+        ToolResult refusal = null; // the newest of the bus
         for (int attempt = 0;; attempt++) {
             Link link;
             try {
                 link = slot(deadline);
-            } catch (BusException gone) {
+            } catch (BusException none) {
                 if (refusal != null) {
                     return refusal;
                 }
-                throw unavailable(CallStage.CALL_STAGE_NOT_DISPATCHED, gone.text);
-            }
-            if (link == null) {
-                if (refusal != null) {
-                    return refusal;
-                }
-                throw unavailable(CallStage.CALL_STAGE_NOT_DISPATCHED, "no bus took the call in time").retrySafe(parent == null);
+                boolean safe = parent == null && none.code() == io.grpc.Status.Code.DEADLINE_EXCEEDED;
+                throw new CallException(ERROR_CODE_UNAVAILABLE, CALL_STAGE_NOT_DISPATCHED, none.text).retrySafe(safe);
             }
             ToolCall.Builder newest = whole.clone();
             double waited = Link.seconds(started);
@@ -204,64 +192,48 @@ public final class Call {
                 newest.setTimeoutSeconds(less(newest.getTimeoutSeconds(), waited));
                 newest.setBackgroundAfterSeconds(less(newest.getBackgroundAfterSeconds(), waited));
             }
-            Link.Pending sent = link.send(newest, onProgress);
+            Link.Pending sent = link.send(newest, parent, onProgress);
             if (peer.closed()) {
                 link.abandonAll(); // it closed meanwhile
             }
-            Link.Outcome outcome;
+            ToolResult result;
             try {
-                outcome = outcome(sent, started + nanos(longest + SLACK));
+                result = outcome(sent, started + nanos(longest + SLACK));
             } catch (InterruptedException interrupted) {
-                link.giveUp(sent.id, "cancelled");
+                link.giveUp(sent, "cancelled");
                 throw interrupted;
             }
-            if (outcome == null) {
-                CallStage stage = link.giveUp(sent.id, "timeout_seconds")
-                        ? CallStage.CALL_STAGE_ACCEPTED : CallStage.CALL_STAGE_UNKNOWN;
-                throw new CallException(ErrorCode.ERROR_CODE_DEADLINE_EXCEEDED, stage, "the bus gave no answer within " + longest
+            if (result == null) {
+                CallStage stage = link.giveUp(sent, "timeout_seconds") ? CALL_STAGE_ACCEPTED : CALL_STAGE_UNKNOWN;
+                throw new CallException(ERROR_CODE_DEADLINE_EXCEEDED, stage, "the bus gave no answer within " + longest
                         + " s: it hangs").limit("timeout_seconds", longest);
             }
-            if (outcome.over()) {
-                throw over(CallStage.CALL_STAGE_UNKNOWN);
+            if (result == Link.UNREAD && parent == null) {
+                continue;
             }
-            if (outcome.result() == null) {
-                if (outcome.unread() && parent == null) {
-                    continue;
-                }
-                CallStage stage = outcome.unread() ? CallStage.CALL_STAGE_NOT_DISPATCHED
-                        : outcome.accepted() ? CallStage.CALL_STAGE_ACCEPTED : CallStage.CALL_STAGE_UNKNOWN;
-                throw unavailable(stage, "the connection to the bus broke");
-            }
-            Result result = new Result(outcome.result());
-            ErrorCode code = outcome.result().getError().getCode();
-            if (code == ErrorCode.ERROR_CODE_NOT_FOUND && attempt > 0) {
+            CallError error = result.getError();
+            if (error.getCode() == ERROR_CODE_NOT_FOUND && attempt > 0) {
                 return refusal == null ? result : refusal; // the tool was offline, and is forgotten now
             }
-            boolean busy = code == ErrorCode.ERROR_CODE_UNAVAILABLE || code == ErrorCode.ERROR_CODE_OVERLOADED;
-            if (!outcome.result().getError().getRetrySafe() || !busy) {
-                return result;
-            }
             long upper = Math.min(MAX_PAUSE_MILLIS, FIRST_PAUSE_MILLIS << Math.min(attempt, 10));
-            double hint = Math.min(MAX, outcome.result().getError().getRetryAfterSeconds());
-            double pause = Math.max(hint, upper / 1000.0 * ThreadLocalRandom.current().nextDouble());
-            if (System.nanoTime() + nanos(pause) >= deadline) {
+            double hint = Math.min(MAX, error.getRetryAfterSeconds());
+            long pause = nanos(Math.max(hint, upper / 1000.0 * ThreadLocalRandom.current().nextDouble()));
+            if (!error.getRetrySafe() || !BUSY.contains(error.getCode()) || System.nanoTime() + pause >= deadline) {
                 return result;
             }
             refusal = result;
-            rest(nanos(pause));
+            rest(pause);
         }
     }
 
-    /** Waits for a stream, that of the parent of a nested call, and for room on it; returns null if there is none in time. */
+    /** Waits for a stream, that of the parent of a nested call, and for room on it; throws why there is none. */
     private Link slot(long deadline) throws InterruptedException {
         while (true) {
-            if (parent != null && parent.isCancelled() || parent == null && peer.closed()) {
-                throw over(CallStage.CALL_STAGE_NOT_DISPATCHED);
-            }
+            checkGoesOn(CALL_STAGE_NOT_DISPATCHED);
             Link link = parent == null ? peer.route(deadline) : parent.link;
             long left = deadline - System.nanoTime();
             if (link == null || left <= 0) {
-                return null;
+                throw new BusException(BusException.Kind.LOST, io.grpc.Status.Code.DEADLINE_EXCEEDED, "no bus took the call in time");
             }
             if (link.slots.tryAcquire(Math.min(left, LOOK_MILLIS * 1_000_000), TimeUnit.NANOSECONDS)) {
                 if (link.end == null) {
@@ -278,18 +250,16 @@ public final class Call {
         long end = System.nanoTime() + nanos;
         for (long left = nanos; left > 0; left = end - System.nanoTime()) {
             TimeUnit.NANOSECONDS.sleep(Math.min(left, LOOK_MILLIS * 1_000_000));
-            if (parent != null && parent.isCancelled() || parent == null && peer.closed()) {
-                throw over(CallStage.CALL_STAGE_UNKNOWN);
-            }
+            checkGoesOn(CALL_STAGE_UNKNOWN);
         }
     }
 
     /** Waits until a moment. Where the process stood still, the answer may wait in the socket: that is read first. */
-    private static Link.Outcome outcome(Link.Pending sent, long moment) throws InterruptedException {
+    private static ToolResult outcome(Link.Pending sent, long moment) throws InterruptedException {
         long until = moment;
         while (true) {
             try {
-                return sent.outcome.get(Math.max(0, until - System.nanoTime()), TimeUnit.NANOSECONDS);
+                return sent.get(Math.max(0, until - System.nanoTime()), TimeUnit.NANOSECONDS);
             } catch (TimeoutException elapsed) {
                 if (Link.seconds(until) < LATE) {
                     return null;
@@ -301,13 +271,16 @@ public final class Call {
         }
     }
 
-    private CallException over(CallStage stage) {
-        return new CallException(ErrorCode.ERROR_CODE_CANCELLED, stage,
-                parent == null ? "this host has left the bus" : "the call that made this one has ended");
+    private void checkGoesOn(CallStage stage) {
+        if (parent == null ? peer.closed() : parent.isCancelled()) {
+            throw over(parent, stage);
+        }
     }
 
-    private static CallException unavailable(CallStage stage, String text) {
-        return new CallException(ErrorCode.ERROR_CODE_UNAVAILABLE, stage, text);
+    /** Returns how a call ends with what made it: another call, or a host for null. */
+    static CallException over(ToolScope parent, CallStage stage) {
+        return new CallException(ERROR_CODE_CANCELLED, stage,
+                parent == null ? "this host has left the bus" : "the call that made this one has ended");
     }
 
     private static double less(double seconds, double waited) {

@@ -1,10 +1,6 @@
 package dev.toolbus;
 
-import dev.toolbus.pb.CallError;
-import dev.toolbus.pb.CallStage;
-import dev.toolbus.pb.ErrorCode;
-import dev.toolbus.pb.Limit;
-import dev.toolbus.pb.ToolResult;
+import dev.toolbus.pb.*;
 
 /** A call that failed: what a handler throws to name the failure, and the error of a {@link Result}. */
 public final class CallException extends RuntimeException {
@@ -13,17 +9,17 @@ public final class CallException extends RuntimeException {
 
     /** Makes what a handler throws to name the failure for programs (reason) and for models (message). */
     public CallException(String reason, String message) {
-        this(CallError.newBuilder().setCode(ErrorCode.ERROR_CODE_TOOL).setStage(CallStage.CALL_STAGE_ACCEPTED)
-                .setReason(reason).setMessage(Values.sound(message)).build());
+        this(new CallException(ErrorCode.ERROR_CODE_TOOL, CallStage.CALL_STAGE_ACCEPTED, message).error.toBuilder()
+                .setReason(reason).build());
+    }
+
+    CallException(ErrorCode code, CallStage stage, String message) {
+        this(CallError.newBuilder().setCode(code).setStage(stage).setMessage(Values.sound(message)).build());
     }
 
     CallException(CallError error) {
         super(error.getMessage().isEmpty() ? nameOf(error) : error.getMessage(), null, false, false);
         this.error = error;
-    }
-
-    CallException(ErrorCode code, CallStage stage, String message) {
-        this(CallError.newBuilder().setCode(code).setStage(stage).setMessage(Values.sound(message)).build());
     }
 
     CallException limit(String name, double value) {

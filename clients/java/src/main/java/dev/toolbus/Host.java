@@ -32,7 +32,7 @@ public final class Host implements AutoCloseable {
     public Host(String source, Options options) {
         this.source = source;
         this.options = options.complete();
-        peer = new Peer(source, this.options, this.options.addresses(), new Tools(), null, null);
+        peer = new Peer(source, this.options, new Addresses(this.options.address), new Tools(), null, null);
     }
 
     /** Waits until a bus has accepted this host; throws the error of a bus that refuses it. */
@@ -99,9 +99,8 @@ public final class Host implements AutoCloseable {
 
     private <T> Watch<T> follow(Subscription subscription) {
         LinkedBlockingQueue<Object> items = new LinkedBlockingQueue<>();
-        Options own = new Options().address(options.address).credential(options.credential).token(options.token)
-                .log(options.log).executor(options.executor).complete();
-        Peer follower = new Peer(source, own, own.addresses(), new Tools(), subscription, items);
+        Options own = options.clone().instance("").complete();
+        Peer follower = new Peer(source, own, new Addresses(own.address), new Tools(), subscription, items);
         follower.begin();
         return new Watch<>(follower, items);
     }

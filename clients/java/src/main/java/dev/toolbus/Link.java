@@ -1,37 +1,16 @@
 package dev.toolbus;
 
+import static dev.toolbus.pb.CallStage.*;
+import static dev.toolbus.pb.ErrorCode.*;
+
 import com.google.protobuf.CodedOutputStream;
 import com.google.protobuf.MessageLite;
-import dev.toolbus.pb.Attach;
-import dev.toolbus.pb.Attached;
-import dev.toolbus.pb.CallStage;
-import dev.toolbus.pb.ContentBlock;
-import dev.toolbus.pb.Drain;
-import dev.toolbus.pb.ErrorCode;
-import dev.toolbus.pb.Heartbeat;
-import dev.toolbus.pb.InvokeRequest;
-import dev.toolbus.pb.InvokeResponse;
-import dev.toolbus.pb.Limits;
-import dev.toolbus.pb.Tool;
-import dev.toolbus.pb.ToolCall;
-import dev.toolbus.pb.ToolCancel;
-import dev.toolbus.pb.ToolProgress;
-import dev.toolbus.pb.ToolResult;
+import dev.toolbus.pb.*;
 import io.grpc.ClientCall;
-import java.util.ArrayDeque;
-import java.util.ArrayList;
-import java.util.HashMap;
-import java.util.List;
-import java.util.Map;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.Future;
-import java.util.concurrent.ScheduledFuture;
-import java.util.concurrent.Semaphore;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicInteger;
+import java.util.*;
+import java.util.concurrent.*;
 import java.util.concurrent.atomic.AtomicLong;
-import java.util.function.Consumer;
-import java.util.function.Supplier;
+import java.util.function.*;
 
 /**
  * Holds the state of one stream: its outbox, both tables of calls, its limits, its end. A new stream begins with a new
@@ -49,46 +28,37 @@ final class Link {
     private static final long LEAVING_TICK_MILLIS = 50;
     private static final int ALL_SLOTS = 1 << 20; // more than calls can wait for: at the end, all go on
 
-    /** How a call of our own ended on this stream: with its result, with the stream, or with what made it. */
-    record Outcome(ToolResult result, boolean over, boolean unread, boolean accepted) {}
+    /** What a call has in place of a result where the bus has not read it, or will not begin it. */
+    static final ToolResult UNREAD = broken(CALL_STAGE_NOT_DISPATCHED);
 
     /** A call of our own that the bus has not answered. */
-    static final class Pending {
-        final String id;
-        final CompletableFuture<Outcome> outcome = new CompletableFuture<>();
+    static final class Pending extends CompletableFuture<ToolResult> {
+        private final String id;
+        private final ToolScope maker; // null for a call that is not part of another
         private final Consumer<ToolProgress> onProgress;
         private boolean accepted; // whether progress has shown that a plugin works on it
         private boolean givenUp;
 
-        private Pending(String id, Consumer<ToolProgress> onProgress) {
+        private Pending(String id, ToolScope maker, Consumer<ToolProgress> onProgress) {
             this.id = id;
+            this.maker = maker;
             this.onProgress = onProgress;
-        }
-    }
-
-    /** A call that we answer. */
-    private static final class Run {
-        final CompletableFuture<Void> over;
-        final AtomicInteger together; // how many calls of its message have no result yet
-        final List<String> children = new ArrayList<>(); // the calls of our own that it has made
-        Future<?> task;
-
-        Run(CompletableFuture<Void> over, AtomicInteger together) {
-            this.over = over;
-            this.together = together;
         }
     }
 
     final Semaphore slots = new Semaphore(0); // of calls in flight; none before the bus has accepted us
     private final Runnable wake; // tells the peer that there is something to look at
     private ClientCall<InvokeRequest, InvokeResponse> stream;
-    private final ArrayDeque<MessageLite> items = new ArrayDeque<>();
+    private final ArrayDeque<InvokeRequest.Builder> messages = new ArrayDeque<>(); // to write; the last one is filled
+    private int items; // of the last one
+    private int bytes; // of the last one
     private boolean scheduled; // whether a flush will come
-    private boolean holding; // whether the items, all of them results, wait for others
+    private boolean writing; // whether a thread writes now
+    private boolean holding; // whether what waits, all of it results, waits for others
     private ScheduledFuture<?> release; // ends that; null before the first time
     private boolean halfClosed;
     private boolean closed; // whether further items are dropped
-    private final Map<String, Run> running = new HashMap<>(); // by the bus's id
+    private final Map<String, ToolScope> running = new HashMap<>(); // by the bus's id
     private final Map<String, Pending> pending = new HashMap<>(); // by our id
     private final AtomicLong ids = new AtomicLong();
     private volatile Limits limits; // those of the bus, or the defaults
@@ -118,10 +88,12 @@ final class Link {
                 .setArgumentsBytes(1 << 20).setResultBytes(4 << 20).build();
     }
 
-    synchronized void stream(ClientCall<InvokeRequest, InvokeResponse> stream) {
-        this.stream = stream;
-        stream.request(2); // messages: the next one comes while one is handled
-        schedule();
+    void stream(ClientCall<InvokeRequest, InvokeResponse> stream) {
+        synchronized (this) {
+            this.stream = stream;
+            stream.request(2); // messages: the next one comes while one is handled
+        }
+        flush();
     }
 
     synchronized void readOn() {
@@ -135,24 +107,11 @@ final class Link {
 
     /** Takes the bus's first answer, and with it the limits; what is unset has its default. */
     synchronized void open(Attached answer) {
-        Limits given = answer.getLimits();
-        Limits.Builder all = limits.toBuilder();
-        if (given.getMessageBytes() != 0) {
-            all.setMessageBytes(given.getMessageBytes());
-        }
-        if (given.getCallsInFlight() != 0) {
-            all.setCallsInFlight(given.getCallsInFlight());
-        }
-        if (given.getArgumentsBytes() != 0) {
-            all.setArgumentsBytes(given.getArgumentsBytes());
-        }
-        if (given.getResultBytes() != 0) {
-            all.setResultBytes(given.getResultBytes());
-        }
-        limits = all.build();
+        limits = limits.toBuilder().mergeFrom(answer.getLimits()).build();
         heartbeat = answer.getHeartbeatSeconds() > 0 ? answer.getHeartbeatSeconds() : heartbeat;
         echoes = answer.getEchoes();
         slots.release(limits.getCallsInFlight());
+        attached = System.nanoTime();
     }
 
     synchronized boolean leaving() {
@@ -165,35 +124,42 @@ final class Link {
 
     // -- the outbox --------------------------------------------------------------------------------------------------
 
-    synchronized void put(MessageLite item) {
-        add(item, false);
+    /** Sends an item of which a message can have one. */
+    <T extends MessageLite> void put(T item, BiFunction<InvokeRequest.Builder, T, ?> into) {
+        synchronized (this) {
+            items = MESSAGE_ITEMS; // so that it begins a message
+            add(item, into, false);
+        }
+        flush();
     }
 
-    /** Adds an item; drops it if the stream is over. With {@code hold} it may wait a moment for others, which follow. */
-    private void add(MessageLite item, boolean hold) {
+    /**
+     * Adds an item to the newest message or another one; drops it if the stream is over. With {@code hold} it may wait a
+     * moment for others, which follow. The caller flushes.
+     */
+    private <T extends MessageLite> void add(T item, BiFunction<InvokeRequest.Builder, T, ?> into, boolean hold) {
         if (closed) {
             return;
         }
-        boolean first = items.isEmpty();
-        items.add(item);
-        if (hold && (first || holding)) {
-            if (!holding) {
-                holding = true;
-                release = Wire.STREAMS.schedule(this::release, HOLD_MILLIS, TimeUnit.MILLISECONDS);
-            }
-        } else {
+        int size = item.getSerializedSize();
+        size += 1 + CodedOutputStream.computeUInt32SizeNoTag(size);
+        boolean first = messages.isEmpty();
+        if (first || items == MESSAGE_ITEMS || bytes + size > MESSAGE_BYTES) {
+            messages.add(InvokeRequest.newBuilder());
+            items = 0;
+            bytes = 0;
+        }
+        into.apply(messages.getLast(), item);
+        items++;
+        bytes += size;
+        if (!hold || !first && !holding) {
             if (holding) {
-                holding = false;
                 release.cancel(false); // it would come in the middle of the next hold
             }
-            schedule();
-        }
-    }
-
-    private void schedule() {
-        if (!scheduled) {
-            scheduled = true;
-            Wire.STREAMS.execute(this::flush);
+            holding = false;
+        } else if (!holding) {
+            holding = true;
+            release = Wire.STREAMS.schedule(this::release, HOLD_MILLIS, TimeUnit.MILLISECONDS);
         }
     }
 
@@ -204,66 +170,41 @@ final class Link {
         flush();
     }
 
-    /** Writes what waits, as far as the stream takes it; on the thread of streams alone. */
+    /** Has what waits written, with what comes meanwhile. */
+    private void flushSoon() {
+        if (!scheduled) {
+            scheduled = true;
+            Wire.STREAMS.execute(this::flush);
+        }
+    }
+
+    /** Writes what waits, as far as the stream takes it; without effect while another thread does. */
     void flush() {
-        while (true) {
-            InvokeRequest message;
-            synchronized (this) {
-                scheduled = false;
-                if (stream == null || halfClosed || end != null || holding) {
-                    return;
-                }
-                if (items.isEmpty()) {
-                    if (closed) {
-                        halfClosed = true;
-                        stream.halfClose();
-                    }
-                    return;
-                }
-                if (!stream.isReady()) {
-                    return; // it says when it is
-                }
-                message = take();
+        synchronized (this) {
+            scheduled = false;
+            if (writing) {
+                return;
             }
-            stream.sendMessage(message);
+            writing = true;
+        }
+        for (InvokeRequest message = next(); message != null; message = next()) {
+            try {
+                stream.sendMessage(message);
+            } catch (IllegalStateException canceled) {
+                return; // this side has given the stream up meanwhile
+            }
         }
     }
 
-    private InvokeRequest take() {
-        InvokeRequest.Builder message = InvokeRequest.newBuilder();
-        int bytes = 0;
-        for (int count = 0; count < MESSAGE_ITEMS && !items.isEmpty(); count++) {
-            MessageLite item = items.peek();
-            int size = item.getSerializedSize();
-            bytes += size + 1 + CodedOutputStream.computeUInt32SizeNoTag(size);
-            if (count > 0 && bytes > MESSAGE_BYTES || !join(message, item)) {
-                break;
-            }
-            items.remove();
+    /** Returns what is to be written now; null for nothing. */
+    private synchronized InvokeRequest next() {
+        boolean open = stream != null && end == null && !halfClosed && !holding;
+        if (open && closed && messages.isEmpty()) {
+            halfClosed = true;
+            stream.halfClose();
         }
-        return message.build();
-    }
-
-    /** Puts an item into a message; returns whether it did, since it can have only one of some. */
-    private static boolean join(InvokeRequest.Builder message, MessageLite item) {
-        if (item instanceof ToolResult result) {
-            message.addResults(result);
-        } else if (item instanceof ToolCall call) {
-            message.addCalls(call);
-        } else if (item instanceof ToolProgress progress) {
-            message.addProgress(progress);
-        } else if (item instanceof ToolCancel cancel) {
-            message.addCancels(cancel);
-        } else if (item instanceof Attach attach && !message.hasAttach()) {
-            message.setAttach(attach);
-        } else if (item instanceof Heartbeat heartbeat && !message.hasHeartbeat()) {
-            message.setHeartbeat(heartbeat);
-        } else if (item instanceof Drain drain && !message.hasDrain()) {
-            message.setDrain(drain);
-        } else {
-            return false;
-        }
-        return true;
+        writing = open && !messages.isEmpty() && stream.isReady(); // else it says when it is
+        return writing ? messages.remove().build() : null;
     }
 
     // -- calls that we answer ------------------------------------------------------------------------------------------
@@ -277,13 +218,12 @@ final class Link {
         return calls;
     }
 
-    /** Starts the task of a call; returns whether it did. */
-    synchronized void start(String id, CompletableFuture<Void> over, AtomicInteger together, Supplier<Future<?>> begin) {
+    /** Notes a call that is about to be answered; returns whether it is to begin. */
+    synchronized boolean start(ToolScope scope) {
         if (!closed) {
-            Run run = new Run(over, together);
-            running.put(id, run);
-            run.task = begin.get();
+            running.put(scope.id(), scope);
         }
+        return !closed;
     }
 
     /** Sends progress of a call, unless the call is over; returns why the bus cannot carry it, or null. */
@@ -294,79 +234,66 @@ final class Link {
         }
         synchronized (this) {
             if (running.containsKey(progress.getCallId())) {
-                add(progress, false);
+                add(progress, InvokeRequest.Builder::addProgress, false);
+                flushSoon();
             }
         }
         return null;
     }
 
     /** Sends the result of a call, once; it may wait a moment for the other results of its message. */
-    void answer(String id, ToolResult result) {
-        ToolResult message = checked(result.toBuilder().setCallId(id).build()); // not under the lock: it may be large
-        Run run;
+    void answer(ToolScope scope, ToolResult result) {
+        ToolResult message = checked(result.toBuilder().setCallId(scope.id()).build()); // not under the lock: it may be large
         synchronized (this) {
-            run = running.remove(id);
-            if (run == null) {
+            if (!running.remove(scope.id(), scope)) {
                 return;
             }
-            run.children.forEach(this::abandon);
-            boolean last = run.together.decrementAndGet() == 0;
-            add(message, !last);
+            scope.children.forEach(this::abandon);
+            add(message, InvokeRequest.Builder::addResults, scope.together.decrementAndGet() > 0);
             settle();
         }
-        run.over.complete(null); // may run code of the handler: not under the lock
+        flush();
+        scope.over.complete(null); // may run code of the handler: not under the lock
     }
 
     /** Stops a call and answers it. An unknown id is ignored. */
     void cancel(String id) {
-        Run run;
+        ToolScope scope;
         synchronized (this) {
-            run = running.get(id);
-            if (run == null && held.removeIf(call -> call.getCallId().equals(id))) {
-                ToolResult result = new CallException(ErrorCode.ERROR_CODE_CANCELLED, CallStage.CALL_STAGE_NOT_DISPATCHED,
+            scope = running.get(id);
+            if (scope == null && held.removeIf(call -> call.getCallId().equals(id))) {
+                ToolResult result = new CallException(ERROR_CODE_CANCELLED, CALL_STAGE_NOT_DISPATCHED,
                         "the call was cancelled before it began").result();
-                add(result.toBuilder().setCallId(id).build(), false);
+                add(result.toBuilder().setCallId(id).build(), InvokeRequest.Builder::addResults, false);
             }
         }
-        if (run != null) {
-            answer(id, new CallException(ErrorCode.ERROR_CODE_CANCELLED, CallStage.CALL_STAGE_ACCEPTED,
-                    "the call was cancelled").result());
-            stop(run);
-        }
-    }
-
-    private static void stop(Run run) {
-        if (run.task != null) {
-            run.task.cancel(true);
+        if (scope == null) {
+            flush();
+        } else {
+            answer(scope, new CallException(ERROR_CODE_CANCELLED, CALL_STAGE_ACCEPTED, "the call was cancelled").result());
+            scope.stop();
         }
     }
 
     /** Returns the result, or a failure in place of one that breaks a limit and so would end the stream. */
     private ToolResult checked(ToolResult result) {
-        if (result.getSerializedSize() <= Math.min(limits.getResultBytes(), largestItem())) {
-            return result;
-        }
-        long bytes = bytesOf(result.getOutputJson()) + bytesOf(result.getInputRequestsJson()) + bytesOf(result.getRequestState());
-        for (ContentBlock part : result.getContentList()) {
-            bytes += part.getSerializedSize();
-        }
         long limit = limits.getResultBytes();
-        if (bytes <= limit && result.getSerializedSize() <= largestItem()) {
+        if (result.getSerializedSize() <= Math.min(limit, largestItem())) {
             return result;
         }
-        return new CallException(ErrorCode.ERROR_CODE_RESULT_TOO_LARGE, CallStage.CALL_STAGE_ACCEPTED, "the result has " + bytes
+        long size = bytesOf(result.getOutputJson()) + bytesOf(result.getInputRequestsJson()) + bytesOf(result.getRequestState())
+                + result.getContentList().stream().mapToLong(ContentBlock::getSerializedSize).sum();
+        if (size <= limit && result.getSerializedSize() <= largestItem()) {
+            return result;
+        }
+        return new CallException(ERROR_CODE_RESULT_TOO_LARGE, CALL_STAGE_ACCEPTED, "the result has " + size
                 + " bytes, more than the limit result_bytes = " + limit + ": ask for less").limit("result_bytes", limit)
                 .result().toBuilder().setCallId(result.getCallId()).build();
     }
 
     /** Returns how long a text is in UTF-8. */
     private static int bytesOf(String text) {
-        int size = CodedOutputStream.computeStringSizeNoTag(text); // with the length of its length
-        int prefix = 1;
-        while (CodedOutputStream.computeUInt32SizeNoTag(size - prefix) > prefix) {
-            prefix++;
-        }
-        return size - prefix;
+        return com.google.protobuf.ByteString.copyFromUtf8(text).size();
     }
 
     private int largestItem() {
@@ -376,36 +303,40 @@ final class Link {
     // -- calls of our own ----------------------------------------------------------------------------------------------
 
     /** Sends a call, which has a slot; throws why it would break a limit of the bus. */
-    Pending send(ToolCall.Builder call, Consumer<ToolProgress> onProgress) {
-        ToolCall message = call.setCallId("c" + ids.incrementAndGet()).build();
-        check("arguments_bytes", bytesOf(message.getArgumentsJson()), limits.getArgumentsBytes());
-        check("message_bytes", message.getSerializedSize(), largestItem());
-        Pending made = new Pending(message.getCallId(), onProgress);
-        synchronized (this) {
-            Run maker = running.get(message.getParentCallId());
-            if (!message.getParentCallId().isEmpty() && maker == null) {
-                slots.release();
-                throw new CallException(ErrorCode.ERROR_CODE_CANCELLED, CallStage.CALL_STAGE_NOT_DISPATCHED,
-                        "the call that made this one has ended");
+    Pending send(ToolCall.Builder call, ToolScope maker, Consumer<ToolProgress> onProgress) {
+        Pending made = new Pending("c" + ids.incrementAndGet(), maker, onProgress);
+        ToolCall message = call.setCallId(made.id).build();
+        try {
+            if (message.getSerializedSize() > Math.min(limits.getArgumentsBytes(), largestItem())) {
+                check("arguments_bytes", bytesOf(message.getArgumentsJson()), limits.getArgumentsBytes());
+                check("message_bytes", message.getSerializedSize(), largestItem());
             }
-            if (closed) {
-                made.outcome.complete(new Outcome(null, false, true, false));
-                return made;
+            synchronized (this) {
+                if (maker != null && running.get(maker.id()) != maker) {
+                    throw Call.over(maker, CALL_STAGE_NOT_DISPATCHED);
+                }
+                if (closed) {
+                    made.complete(UNREAD);
+                    return made;
+                }
+                pending.put(made.id, made);
+                if (maker != null) {
+                    maker.children.add(made);
+                }
+                add(message, InvokeRequest.Builder::addCalls, false);
+                flushSoon();
             }
-            pending.put(made.id, made);
-            if (maker != null) {
-                maker.children.add(made.id);
-            }
-            add(message, false);
+        } catch (CallException refusal) {
+            slots.release();
+            throw refusal;
         }
         return made;
     }
 
-    private void check(String name, int bytes, int limit) {
+    private static void check(String name, int bytes, int limit) {
         if (bytes > limit) {
-            slots.release();
-            throw new CallException(ErrorCode.ERROR_CODE_INVALID_ARGUMENTS, CallStage.CALL_STAGE_NOT_DISPATCHED, "the call has "
-                    + bytes + " bytes, more than the limit " + name + " = " + limit + ": send less").limit(name, limit);
+            throw new CallException(ERROR_CODE_INVALID_ARGUMENTS, CALL_STAGE_NOT_DISPATCHED, "the call has " + bytes
+                    + " bytes, more than the limit " + name + " = " + limit + ": send less").limit(name, limit);
         }
     }
 
@@ -413,29 +344,25 @@ final class Link {
      * Cancels a call whose maker has given it up; returns whether a plugin works on it. It counts as in flight until the
      * bus has answered.
      */
-    synchronized boolean giveUp(String id, String reason) {
-        Pending made = pending.get(id);
-        if (made == null) {
-            return false;
-        }
-        if (!made.givenUp) {
+    synchronized boolean giveUp(Pending made, String reason) {
+        if (pending.get(made.id) == made && !made.givenUp) {
             made.givenUp = true;
-            add(ToolCancel.newBuilder().setCallId(id).setReason(reason).build(), false);
+            ToolCancel cancel = ToolCancel.newBuilder().setCallId(made.id).setReason(reason).build();
+            add(cancel, InvokeRequest.Builder::addCancels, false);
+            flushSoon();
         }
         return made.accepted;
     }
 
-    private void abandon(String id) {
-        Pending made = pending.get(id);
-        if (made != null) {
-            giveUp(id, "cancelled");
-            made.outcome.complete(new Outcome(null, true, false, made.accepted));
-        }
+    /** Gives up a call with what made it: a call that has ended, or a host that leaves. */
+    private void abandon(Pending made) {
+        giveUp(made, "cancelled");
+        made.complete(Call.over(made.maker, CALL_STAGE_UNKNOWN).result());
     }
 
     /** Gives up all calls of our own. */
     synchronized void abandonAll() {
-        List.copyOf(pending.keySet()).forEach(this::abandon);
+        List.copyOf(pending.values()).forEach(this::abandon);
     }
 
     /** Takes progress of a call of ours; returns who is told, or null. */
@@ -449,27 +376,39 @@ final class Link {
     }
 
     /** Takes the result of a call of ours. */
-    synchronized void answered(ToolResult result) {
-        Pending made = pending.remove(result.getCallId());
+    void answered(ToolResult result) {
+        Pending made;
+        synchronized (this) {
+            made = pending.remove(result.getCallId());
+            if (made != null && made.maker != null) {
+                made.maker.children.remove(made);
+            }
+        }
         if (made != null) {
             slots.release();
-            made.outcome.complete(new Outcome(result, false, false, true));
+            made.complete(result);
         }
+    }
+
+    private static ToolResult broken(CallStage stage) {
+        return new CallException(ERROR_CODE_UNAVAILABLE, stage, "the connection to the bus broke").result();
     }
 
     // -- standstills, silence and the end ------------------------------------------------------------------------------
 
     /** Looks at the clocks and at what is due; returns why the stream is to be given up, or null. */
-    synchronized String look(boolean attached) {
-        lookAtClocks();
-        double silence = attached ? MISSED_HEARTBEATS * heartbeat : ATTACH;
-        if (seconds(heard) > silence) {
-            return "the bus has sent nothing for " + silence + " s";
+    String look() {
+        double idle;
+        synchronized (this) {
+            lookAtClocks();
+            double silence = attached == 0 ? ATTACH : MISSED_HEARTBEATS * heartbeat;
+            if (seconds(heard) > silence) {
+                return "the bus has sent nothing for " + silence + " s";
+            }
+            idle = idleSince == 0 ? 0 : seconds(idleSince);
+            closed = closed || idle > LEAVE;
         }
-        double idle = idleSince == 0 ? 0 : seconds(idleSince);
-        if (idle > LEAVE) {
-            close();
-        }
+        flush();
         return idle > 2 * LEAVE ? "the bus does not end the stream" : null;
     }
 
@@ -490,7 +429,7 @@ final class Link {
             heard = now; // what came meanwhile waits in the socket
             if (echoes) {
                 waits = true;
-                add(Heartbeat.newBuilder().setSequence(++sequence).setFromPeer(true).build(), false);
+                put(Heartbeat.newBuilder().setSequence(++sequence).setFromPeer(true).build(), InvokeRequest.Builder::setHeartbeat);
             }
         }
         due = now + 2 * TICK_MILLIS * 1_000_000;
@@ -515,57 +454,57 @@ final class Link {
     /** Sends the bus a drain, once. */
     synchronized void drain(String reason) {
         if (!drainSent) {
-            add(Drain.newBuilder().setReason(reason).build(), false);
+            put(Drain.newBuilder().setReason(reason).build(), InvokeRequest.Builder::setDrain);
             drainSent = true;
-            settle();
+            whenIdle();
         }
     }
 
+    /** Takes the next step towards the end of the stream; called after each message. */
+    void whenIdle() {
+        settle();
+        flush();
+    }
+
     /**
-     * Takes the next step towards the end of the stream; called after each message and each end of a call.
+     * Takes the next step towards the end of the stream; the caller flushes.
      *
      * <p>After our own drain the bus ends the stream: it may have sent a call before it read the drain.
      */
-    synchronized void settle() {
+    private synchronized void settle() {
         boolean idle = running.isEmpty() && pending.isEmpty() && held.isEmpty();
         if (!drainSent && !drainReceived || !idle) {
             idleSince = 0;
         } else if (drainReceived) {
-            close();
+            closed = true; // what waits is written, and then a half-close
+            holding = false;
         } else if (idleSince == 0) {
             idleSince = System.nanoTime();
             Wire.STREAMS.execute(wake); // without the lock of this link, which comes after the peer's
         }
     }
 
-    /** Has what waits written, and then a half-close. */
-    private void close() {
-        closed = true;
-        holding = false;
-        schedule();
-    }
-
     /** Ends everything, after the end of the stream: handlers are stopped, since nobody waits for their results. */
-    synchronized void end(boolean allRead) {
-        closed = true;
-        held.clear();
-        for (Run run : running.values()) {
-            run.children.forEach(this::abandon);
-            Wire.STREAMS.execute(() -> run.over.complete(null)); // may run code of the handler: not under the lock
-            stop(run);
+    void end(boolean allRead) {
+        List<ToolScope> stopped;
+        synchronized (this) {
+            closed = true;
+            held.clear();
+            stopped = List.copyOf(running.values());
+            stopped.forEach(scope -> scope.children.forEach(this::abandon));
+            running.clear();
+            Set<String> unwritten = new HashSet<>();
+            messages.forEach(message -> message.getCallsList().forEach(call -> unwritten.add(call.getCallId())));
+            messages.clear();
+            pending.values().forEach(made -> made.complete(allRead || unwritten.contains(made.id) ? UNREAD
+                    : broken(made.accepted ? CALL_STAGE_ACCEPTED : CALL_STAGE_UNKNOWN)));
+            pending.clear();
+            slots.release(ALL_SLOTS);
         }
-        running.clear();
-        List<String> unwritten = new ArrayList<>();
-        items.forEach(item -> {
-            if (item instanceof ToolCall call) {
-                unwritten.add(call.getCallId());
-            }
-        });
-        items.clear();
-        pending.values().forEach(made -> made.outcome.complete(
-                new Outcome(null, false, allRead || unwritten.contains(made.id), made.accepted)));
-        pending.clear();
-        slots.release(ALL_SLOTS);
+        for (ToolScope scope : stopped) {
+            scope.over.complete(null); // may run code of the handler: not under the lock
+            scope.stop();
+        }
     }
 
     static double seconds(long since) {

@@ -7,10 +7,9 @@ import java.util.concurrent.Executors;
 import java.util.function.Consumer;
 
 /** What plugins and hosts can state about their connection; what is left out has its default. */
-public final class Options {
+public final class Options implements Cloneable {
     private static final String ADDRESS = "127.0.0.1:48930";
-    private static final ExecutorService HANDLERS = new Handlers();
-    private static final ExecutorService CALLS = Executors.newCachedThreadPool(task -> daemon(task, "toolbus-call"));
+    static final ExecutorService CALLS = Executors.newCachedThreadPool(task -> daemon(task, "toolbus-call"));
 
     String address = "";
     String credential = "";
@@ -21,15 +20,15 @@ public final class Options {
     List<String> notices = List.of();
     boolean allOrNone;
     Consumer<String> log = text -> System.err.println("toolbus: " + text);
-    ExecutorService executor; // null for those above
+    ExecutorService executor; // null for as many threads as are needed
 
     /** Makes options that are all left out. */
     public Options() {}
 
     /**
-     * Where the bus is: {@code HOST:PORT}, {@code unix:PATH}, {@code tls:HOST:PORT}, {@code mtls:HOST:PORT}, or several of
-     * them, separated by commas; by default TOOLBUS_ADDRESS, then the credential's, then {@code 127.0.0.1:48930}. A plugin
-     * attaches to all, a host to one at a time.
+     * Where the bus is: {@code HOST:PORT}, {@code unix:PATH}, {@code tls:HOST:PORT}, {@code mtls:HOST:PORT}, {@code dns:}
+     * before a name for every bus that DNS has for it, or several of them, separated by commas; by default TOOLBUS_ADDRESS,
+     * then the credential's, then {@code 127.0.0.1:48930}. A plugin attaches to all, a host to one at a time.
      */
     public Options address(String address) {
         this.address = address;
@@ -90,9 +89,12 @@ public final class Options {
         return this;
     }
 
-    /** Returns what runs handlers. */
-    ExecutorService handlers() {
-        return executor == null ? HANDLERS : executor;
+    void warn(String text) {
+        try {
+            log.accept(text);
+        } catch (RuntimeException fault) { // it would end the stream
+            System.err.println("toolbus: " + text + " (the log failed: " + fault + ")");
+        }
     }
 
     /** Returns what waits for calls that were started. */
@@ -102,18 +104,12 @@ public final class Options {
 
     /** Returns a copy with what the environment and the credential state. */
     Options complete() {
-        Options all = new Options().instance(instance).maxInFlight(maxInFlight).qualified(qualified).allOrNone(allOrNone)
-                .log(log).executor(executor);
-        all.notices = notices;
+        Options all = clone();
         all.credential = or(credential, "TOOLBUS_CREDENTIAL");
         all.address = or(address, "TOOLBUS_ADDRESS");
         all.token = or(token, "TOOLBUS_TOKEN");
         if (all.address.isEmpty()) {
             all.address = Wire.readCredential(all.credential).getOrDefault("address", ADDRESS);
-        }
-        if (all.address.contains("dns:")) {
-            throw BusException.setup("the address '" + all.address
-                    + "' has dns:, which this library does not look up: list the addresses");
         }
         if (maxInFlight < 0) {
             throw BusException.setup("maxInFlight is " + maxInFlight + ", it must be at least 1, or 0 for 256");
@@ -124,8 +120,13 @@ public final class Options {
         return all;
     }
 
-    List<String> addresses() {
-        return List.of(address.trim().split("\\s*,\\s*"));
+    @Override
+    protected Options clone() {
+        try {
+            return (Options) super.clone();
+        } catch (CloneNotSupportedException never) {
+            throw new AssertionError(never);
+        }
     }
 
     private static String or(String value, String name) {

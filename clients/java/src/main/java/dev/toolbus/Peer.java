@@ -1,36 +1,14 @@
 package dev.toolbus;
 
-import dev.toolbus.pb.Attach;
-import dev.toolbus.pb.Attached;
-import dev.toolbus.pb.CatalogChange;
-import dev.toolbus.pb.Event;
-import dev.toolbus.pb.Heartbeat;
-import dev.toolbus.pb.InvokeResponse;
-import dev.toolbus.pb.Notification;
-import dev.toolbus.pb.RefusedTool;
-import dev.toolbus.pb.RegisterRequest;
-import dev.toolbus.pb.RegisterResponse;
-import dev.toolbus.pb.Subscription;
-import dev.toolbus.pb.Tool;
-import dev.toolbus.pb.ToolsReviewed;
-import dev.toolbus.pb.WaitingTool;
+import dev.toolbus.pb.*;
 import io.grpc.ClientCall;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.Collections;
-import java.util.HashMap;
-import java.util.HashSet;
-import java.util.LinkedHashMap;
-import java.util.List;
-import java.util.Map;
-import java.util.Set;
-import java.util.concurrent.BlockingQueue;
-import java.util.concurrent.ThreadLocalRandom;
-import java.util.concurrent.TimeUnit;
+import java.util.*;
+import java.util.concurrent.*;
+import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
-import java.util.function.Predicate;
 
 /** Connects one peer to the bus: attaches, reads, reconnects with backoff, leaves; in the order of docs/protocol.md. */
 final class Peer {
@@ -47,8 +25,8 @@ final class Peer {
 
     /** Why an attempt at an address failed, and whether more is known than gRPC's text. */
     private record Failure(String text, boolean explained) {
-        static String plain(String text) {
-            return text.replaceAll("[0-9]", "");
+        boolean isLike(String other) {
+            return text.replaceAll("[0-9]", "").equals(other.replaceAll("[0-9]", ""));
         }
     }
 
@@ -56,9 +34,10 @@ final class Peer {
     private record Key(String role, String name) {}
 
     final Options options;
-    final Tools tools;
+    private final Tools tools;
+    private final Runnable wake = this::changed;
     private final String source;
-    private final List<String> addresses;
+    private final Addresses addresses;
     private final Subscription subscription; // null for none
     private final BlockingQueue<Object> feed; // of what it subscribes to
     private Map<String, String> credential = Map.of(); // of the newest connection
@@ -75,31 +54,34 @@ final class Peer {
     private String left; // why there will be no stream any more; null while there may be
     private BusException fatal; // why the bus refused tools that are to be offered all or none
     private boolean begun;
-    private boolean leaving;
+    private final CompletableFuture<Void> leaving = new CompletableFuture<>(); // done when it is to leave
     private boolean hurry; // calls in flight are not waited for
     private boolean closed; // calls of our own end now
     private boolean ended;
     private BusException problem; // with which it ended; null for none
 
-    Peer(String source, Options options, List<String> addresses, Tools tools, Subscription subscription,
+    Peer(String source, Options options, Addresses addresses, Tools tools, Subscription subscription,
             BlockingQueue<Object> feed) {
-        if (!source.matches("[A-Za-z0-9_.:-]{1,128}")) {
-            throw BusException.setup("the source is '" + source + "', it must be 1 to 128 of [A-Za-z0-9_.:-]");
-        }
+        checkSource(source);
         this.source = source;
         this.options = options;
         this.addresses = addresses;
         this.tools = tools;
         this.subscription = subscription;
         this.feed = feed;
-        tools.watch(this::wake);
+    }
+
+    static void checkSource(String source) {
+        if (!source.matches("[A-Za-z0-9_.:-]{1,128}")) {
+            throw BusException.setup("the source is '" + source + "', it must be 1 to 128 of [A-Za-z0-9_.:-]");
+        }
     }
 
     void log(String text) {
-        options.log.accept(text);
+        options.warn(text);
     }
 
-    private synchronized void wake() {
+    private synchronized void changed() {
         notifyAll();
     }
 
@@ -120,6 +102,7 @@ final class Peer {
     synchronized void begin() {
         if (!begun) {
             begun = true;
+            tools.watchers.add(wake);
             Options.daemon(this::live, "toolbus-" + source).start();
         }
     }
@@ -127,7 +110,7 @@ final class Peer {
     /** Shuts down gracefully: the bus sends no new calls, those in flight are finished, then the peer ends. */
     synchronized void leave() {
         closeRoute("this peer has left the bus");
-        leaving = true;
+        leaving.complete(null);
         if (!begun) {
             begun = true;
             ended = true;
@@ -148,14 +131,18 @@ final class Peer {
         }
     }
 
+    synchronized boolean hasEnded() {
+        return ended;
+    }
+
     /** Waits for the end, at most so long; then gives the stream up. Throws why the bus refused this peer. */
     void ended(Duration grace) throws InterruptedException {
-        if (!until(grace, any -> ended)) {
+        if (!until(grace, () -> ended)) {
             synchronized (this) {
                 hurry = true;
                 notifyAll();
             }
-            until(FOREVER, any -> ended);
+            until(FOREVER, () -> ended);
         }
         if (problem != null) {
             throw problem;
@@ -164,12 +151,12 @@ final class Peer {
 
     /** Waits until the bus has answered for all tools as they are now. */
     boolean declared(Duration time) throws InterruptedException {
-        return orEnd(until(time, any -> ended || answered == tools.version()));
+        return orEnd(until(time, () -> ended || answered == tools.version()));
     }
 
     /** Waits until a bus has accepted this peer; returns whether one did in time. */
     boolean connected(Duration time) throws InterruptedException {
-        return orEnd(until(time, any -> ended || route != null));
+        return orEnd(until(time, () -> ended || route != null));
     }
 
     private synchronized boolean orEnd(boolean found) {
@@ -179,9 +166,9 @@ final class Peer {
         return found;
     }
 
-    private synchronized boolean until(Duration time, Predicate<Peer> condition) throws InterruptedException {
+    private synchronized boolean until(Duration time, BooleanSupplier condition) throws InterruptedException {
         long end = System.nanoTime() + time.toNanos();
-        while (!condition.test(this)) {
+        while (!condition.getAsBoolean()) {
             long left = (end - System.nanoTime()) / 1_000_000;
             if (left <= 0) {
                 return false;
@@ -193,7 +180,7 @@ final class Peer {
 
     /** Waits for a stream until a moment; returns null if there is none by then, and throws why there will be none. */
     synchronized Link route(long end) throws InterruptedException {
-        until(Duration.ofNanos(Math.max(0, end - System.nanoTime())), any -> route != null || left != null);
+        until(Duration.ofNanos(Math.max(0, end - System.nanoTime())), () -> route != null || left != null);
         if (left != null) {
             throw BusException.lost(left);
         }
@@ -225,6 +212,7 @@ final class Peer {
             why = BusException.lost("the client has a fault: " + fault);
             log(why.getMessage());
         }
+        tools.watchers.remove(wake);
         synchronized (this) {
             if (why != null) {
                 closeRoute("the bus refuses this peer: " + why.getMessage());
@@ -239,9 +227,18 @@ final class Peer {
         int failures = 0; // attempts since the last steady session
         boolean keyEnded = false; // whether the session before ended because the bus no longer accepts its key
         for (int attempt = 0; !hasLeft(); attempt++) {
-            String address = addresses.get(attempt % addresses.size());
-            Link link = new Link(options.maxInFlight, this::wake);
-            BusException end = serve(address, link);
+            Link link = new Link(options.maxInFlight, wake);
+            String address = options.address;
+            BusException end;
+            int others = 0; // buses that are tried before a pause
+            try {
+                List<String> known = addresses.now(leaving);
+                address = known.get(attempt % known.size());
+                others = known.size() - 1 - attempt % known.size();
+                end = hasLeft() ? BusException.lost("this peer has left") : serve(address, link);
+            } catch (BusException none) {
+                end = none;
+            }
             synchronized (this) {
                 if (fatal != null) {
                     throw fatal;
@@ -263,10 +260,10 @@ final class Peer {
             long upper = Math.min(longest, (slow ? 500L : 50L) << Math.min(failures, 10));
             if (!hasLeft()) {
                 explain(address, end, longest, lived);
-                if (!lived && (attempt + 1) % addresses.size() != 0) {
+                if (!lived && others > 0) {
                     continue; // another bus may be there
                 }
-                until(Duration.ofMillis((long) (upper * ThreadLocalRandom.current().nextDouble())), any -> leaving);
+                until(Duration.ofMillis((long) (upper * ThreadLocalRandom.current().nextDouble())), leaving::isDone);
             }
             failures++;
         }
@@ -295,7 +292,7 @@ final class Peer {
         boolean broke = end.code() == Status.Code.UNAVAILABLE;
         synchronized (this) {
             Failure before = shown.get(address);
-            if (before != null && (broke && before.explained || Failure.plain(before.text).equals(Failure.plain(text)))) {
+            if (before != null && (broke && before.explained || before.isLike(text))) {
                 return;
             }
         }
@@ -337,42 +334,32 @@ final class Peer {
     /** Runs one stream from its attach to its end; returns how it ended. */
     private BusException serve(String address, Link link) throws InterruptedException {
         Wire made = connect(address);
-        declare(link);
-        link.stream(made.open(listener(link)));
         synchronized (this) {
             wire = made;
+            declare(link);
         }
-        boolean drained = false;
-        while (link.end == null) {
-            declareAgain(link);
-            boolean drain;
+        link.stream(made.open(listener(link)));
+        while (true) {
+            String lost = link.look();
             synchronized (this) {
-                drain = leaving && !drained;
-                if (hurry) {
-                    link.end = BusException.lost("the calls in flight took too long");
+                if (lost != null || hurry) {
+                    end(link, BusException.lost(lost == null ? "the calls in flight took too long" : lost));
                 }
-            }
-            if (drain) {
-                drained = true;
-                link.drain("leaving");
-            }
-            String silent = link.look(link.attached != 0);
-            if (silent != null) {
-                link.end = BusException.lost(silent);
-            }
-            synchronized (this) {
-                if (link.end == null && !(leaving && !drained) && (link.attached == 0 || link.version == tools.version())) {
-                    wait(link.tickMillis());
+                if (link.end != null) {
+                    break;
                 }
+                declareAgain(link);
+                if (leaving.isDone()) {
+                    link.drain("leaving");
+                }
+                wait(link.tickMillis());
             }
         }
         BusException end = link.end;
+        link.giveUpStream(end.text);
         boolean ok = end.code() == Status.Code.OK;
-        if (end.text.isEmpty() || end.kind() == BusException.Kind.LOST) {
-            link.giveUpStream(end.text);
-            if (!ok) {
-                Thread.sleep(FAREWELL_MILLIS);
-            }
+        if (end.kind() == BusException.Kind.LOST && !ok) {
+            Thread.sleep(FAREWELL_MILLIS);
         }
         synchronized (this) {
             wire = null;
@@ -381,6 +368,12 @@ final class Peer {
         made.close();
         link.end(ok && link.drained());
         return end;
+    }
+
+    /** Notes how a stream ends: what comes first counts. */
+    private synchronized void end(Link link, BusException why) {
+        link.end = link.end == null ? why : link.end;
+        notifyAll();
     }
 
     private ClientCall.Listener<InvokeResponse> listener(Link link) {
@@ -400,13 +393,8 @@ final class Peer {
 
             @Override
             public void onClose(Status status, Metadata trailers) {
-                synchronized (Peer.this) {
-                    if (link.end == null) {
-                        link.end = status.isOk() ? new BusException(BusException.Kind.LOST, Status.Code.OK, "the stream ended")
-                                : BusException.of(status);
-                    }
-                    Peer.this.notifyAll();
-                }
+                end(link, status.isOk() ? new BusException(BusException.Kind.LOST, Status.Code.OK, "the stream ended")
+                        : BusException.of(status));
             }
         };
     }
@@ -422,17 +410,13 @@ final class Peer {
         if (subscription != null) {
             attach.addSubscribe(subscription);
         }
-        link.put(attach.build());
+        link.put(attach.build(), InvokeRequest.Builder::setAttach);
     }
 
     /** Declares the tools by a later attach, if they have changed since the last one. */
     private synchronized void declareAgain(Link link) {
-        if (link.attached != 0 && link.version != tools.version()) {
-            if (link.leaving()) {
-                link.version = tools.version();
-            } else {
-                declare(link);
-            }
+        if (link.attached != 0 && link.version != tools.version() && !link.leaving()) {
+            declare(link);
         }
     }
 
@@ -456,11 +440,8 @@ final class Peer {
                     if (options.allOrNone && refusal instanceof BusException bus && bus.kind() == BusException.Kind.REFUSED) {
                         fatal = bus;
                     }
-                    if (link.end == null) {
-                        link.end = BusException.lost("this peer gives the stream up");
-                    }
-                    notifyAll();
                 }
+                end(link, BusException.lost("this peer gives the stream up"));
                 return;
             }
         }
@@ -479,11 +460,9 @@ final class Peer {
             attached(message.getAttached(), link);
         }
         message.getEventsList().forEach(event -> note(event, link));
-        if (message.getCallsCount() > 0) {
-            tools.begin(message.getCallsList(), link, this);
-        }
+        tools.begin(message.getCallsList(), link, this);
         message.getProgressList().forEach(progress -> {
-            Consumer<dev.toolbus.pb.ToolProgress> told = link.progressed(progress);
+            Consumer<ToolProgress> told = link.progressed(progress);
             try {
                 if (told != null) {
                     told.accept(progress);
@@ -499,13 +478,13 @@ final class Peer {
             if (heartbeat.getFromPeer()) {
                 tools.begin(link.echoed(heartbeat.getSequence()), link, this);
             } else {
-                link.put(heartbeat);
+                link.put(heartbeat, InvokeRequest.Builder::setHeartbeat);
             }
         }
         if (message.hasDrain()) {
             drained(message.getDrain().getReason(), link);
         }
-        link.settle();
+        link.whenIdle();
     }
 
     /** Takes the answer to an attach; the first one opens the session. */
@@ -525,13 +504,12 @@ final class Peer {
             List<List<Tool>> pages = link.pages;
             link.pages = List.of();
             Wire made = wire;
-            options.calls().execute(() -> register(made, link, answer.getSessionId(), pages, version));
+            Options.CALLS.execute(() -> register(made, link, answer.getSessionId(), pages, version));
         } else {
             answered = version;
         }
         if (link.attached == 0) {
             link.open(answer);
-            link.attached = System.nanoTime();
             shown.clear();
             if (answer.getExpiresSeconds() > 0 && answer.getExpiresSeconds() < EXPIRY_SECONDS) {
                 log(String.format("the key of %s expires in %.1f hours: renew it", answer.getIdentity(),

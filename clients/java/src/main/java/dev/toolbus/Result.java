@@ -78,8 +78,7 @@ public final class Result {
         }
         String output = message.getOutputJson();
         if (output.startsWith("\"")) {
-            JsonElement element = Values.parse(output, JsonElement.class);
-            output = element.getAsString();
+            output = Values.parse(output, JsonElement.class).getAsString();
         }
         List<String> shown = new ArrayList<>(List.of(output));
         content().forEach(part -> shown.add(Content.show(part)));

@@ -3,12 +3,9 @@ package dev.toolbus;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
-import dev.toolbus.pb.CallContext;
-import dev.toolbus.pb.ToolCall;
-import dev.toolbus.pb.ToolProgress;
+import dev.toolbus.pb.*;
 import java.time.Duration;
-import java.util.Map;
-import java.util.Optional;
+import java.util.*;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicInteger;
 
@@ -28,16 +25,41 @@ public final class ToolScope {
     }
 
     final Link link;
+    final AtomicInteger together; // how many calls of its message have no result yet
     final CompletableFuture<Void> over = new CompletableFuture<>();
+    final Set<Link.Pending> children = new HashSet<>(); // the calls that it has made; under the lock of the link
     private final ToolCall message;
     private final Peer peer;
     private final long began = System.nanoTime();
     private final AtomicInteger asked = new AtomicInteger(); // how many questions without a key this run has asked
+    private Thread thread; // of the handler; null before and after it
 
-    ToolScope(ToolCall message, Link link, Peer peer) {
+    ToolScope(ToolCall message, Link link, Peer peer, AtomicInteger together) {
         this.message = message;
         this.link = link;
         this.peer = peer;
+        this.together = together;
+    }
+
+    String id() {
+        return message.getCallId();
+    }
+
+    /** Begins the handler on this thread; returns false where the call is over already. */
+    synchronized boolean enter() {
+        thread = over.isDone() ? null : Thread.currentThread();
+        return thread != null;
+    }
+
+    synchronized void leave() {
+        thread = null;
+        Thread.interrupted(); // was meant for this handler
+    }
+
+    synchronized void stop() {
+        if (thread != null) {
+            thread.interrupt();
+        }
     }
 
     /** Returns the call as it came: its name, arguments, role, context, trace and what its caller accepts. */
@@ -62,11 +84,8 @@ public final class ToolScope {
 
     /** Returns the time until the deadline; empty without one. */
     public Optional<Duration> timeLeft() {
-        if (message.getTimeoutSeconds() <= 0) {
-            return Optional.empty();
-        }
         double left = message.getTimeoutSeconds() - Link.seconds(began);
-        return Optional.of(Duration.ofNanos((long) (Math.max(0, left) * 1e9)));
+        return message.getTimeoutSeconds() <= 0 ? Optional.empty() : Optional.of(Duration.ofNanos((long) (Math.max(0, left) * 1e9)));
     }
 
     /** Reports how much is done, of a total (0: unknown), and resets the idle timeout. */
@@ -81,7 +100,7 @@ public final class ToolScope {
 
     /** Reports progress with any of its fields. What the bus cannot carry is left out. */
     public void report(ToolProgress progress) {
-        String problem = link.report(progress.toBuilder().setCallId(message.getCallId()).build());
+        String problem = link.report(progress.toBuilder().setCallId(id()).build());
         if (problem != null) {
             peer.log("tool " + message.getName() + ": " + problem);
         }
@@ -89,9 +108,8 @@ public final class ToolScope {
 
     /** Calls another tool as part of this call: with its context, no longer than it, and cancelled with it. */
     public Call call(String name, Object arguments) {
-        Call call = new Call(peer, name, arguments, this);
-        return call.with(nested -> nested.setParentCallId(message.getCallId()).setTraceparent(message.getTraceparent())
-                .setTracestate(message.getTracestate()));
+        return new Call(peer, name, arguments, this).with(nested -> nested.setParentCallId(id())
+                .setTraceparent(message.getTraceparent()).setTracestate(message.getTracestate()));
     }
 
     /**
@@ -104,10 +122,7 @@ public final class ToolScope {
     public Answer elicit(String message, Object schema) {
         JsonObject form = Values.object(Values.json(schema));
         if (!(form.get("properties") instanceof JsonObject)) {
-            JsonObject whole = new JsonObject();
-            whole.addProperty("type", "object");
-            whole.add("properties", form);
-            form = whole;
+            form = Values.object(Values.json(Map.of("type", "object", "properties", form)));
         }
         JsonObject params = new JsonObject();
         params.addProperty("mode", "form");
@@ -115,54 +130,34 @@ public final class ToolScope {
         params.add("requestedSchema", form);
         // Two runs of a handler that ask the same have the same key.
         String key = asked.incrementAndGet() + "-" + Integer.toHexString(params.toString().hashCode());
-        JsonObject question = new JsonObject();
-        question.addProperty("method", "elicitation/create");
-        question.add("params", params);
-        JsonObject answer = ask(Map.of(key, question)).getAsJsonObject(key);
-        JsonElement content = answer.get("content");
-        return new Answer(answer.get("action").getAsString(), content instanceof JsonObject filled ? filled : new JsonObject());
+        JsonObject answer = ask(Map.of(key, Map.of("method", "elicitation/create", "params", params))).getAsJsonObject(key);
+        return new Answer(answer.get("action").getAsString(), Values.object(answer, "content"));
     }
 
     /** Asks several questions of any kind at once, a Map or JsonObject by key, and returns the answers by key; else as {@link #elicit}. */
     public JsonObject ask(Object questions) {
-        JsonObject known = Values.object(message.getRequestState()).get("answers") instanceof JsonObject before ? before
-                : new JsonObject();
+        JsonObject known = Values.object(Values.object(message.getRequestState()), "answers");
         Values.object(message.getInputResponsesJson()).entrySet().forEach(entry -> known.add(entry.getKey(), entry.getValue()));
-        JsonObject open = new JsonObject();
-        Values.object(Values.json(questions)).entrySet().forEach(entry -> {
-            if (!answers(entry.getValue(), known.get(entry.getKey()))) {
-                known.remove(entry.getKey());
-                open.add(entry.getKey(), entry.getValue());
-            }
-        });
-        if (open.size() == 0) {
+        JsonObject open = Values.object(Values.json(questions));
+        open.entrySet().removeIf(question -> answers(question.getValue(), known.get(question.getKey())));
+        if (open.isEmpty()) {
             return known;
         }
-        JsonObject state = new JsonObject();
-        state.add("answers", known);
-        throw new InputNeeded(open.toString(), known.size() == 0 ? "" : state.toString());
+        open.keySet().forEach(known::remove);
+        throw new InputNeeded(open.toString(), known.isEmpty() ? "" : Values.json(Map.of("answers", known)));
     }
 
     /** Tells whether an answer fits its question: callers can send anything. */
     private static boolean answers(JsonElement question, JsonElement answer) {
-        if (!(answer instanceof JsonObject given)) {
-            return false;
-        }
-        if (!Values.text(question, "method").equals("elicitation/create")) {
-            return true;
+        if (!(answer instanceof JsonObject given) || !Values.text(question, "method").equals("elicitation/create")) {
+            return answer instanceof JsonObject;
         }
         String action = Values.text(given, "action");
         if (!action.equals("accept")) {
             return action.equals("decline") || action.equals("cancel");
         }
-        JsonElement form = ((JsonObject) question).get("params") instanceof JsonObject params ? params.get("requestedSchema") : null;
-        JsonElement required = form instanceof JsonObject schema ? schema.get("required") : null;
-        JsonObject content = given.get("content") instanceof JsonObject filled ? filled : new JsonObject();
-        for (JsonElement name : required instanceof JsonArray names ? names : new JsonArray()) {
-            if (!content.has(name.getAsString())) {
-                return false;
-            }
-        }
-        return true;
+        JsonElement required = Values.object(Values.object(question, "params"), "requestedSchema").get("required");
+        Set<String> filled = Values.object(given, "content").keySet();
+        return !(required instanceof JsonArray names) || names.asList().stream().allMatch(name -> filled.contains(name.getAsString()));
     }
 }

@@ -1,22 +1,12 @@
 package dev.toolbus;
 
+import static dev.toolbus.pb.CallStage.*;
+import static dev.toolbus.pb.ErrorCode.*;
+
 import com.google.gson.JsonParseException;
-import dev.toolbus.pb.CallStage;
-import dev.toolbus.pb.ContentBlock;
-import dev.toolbus.pb.ErrorCode;
-import dev.toolbus.pb.Tool;
-import dev.toolbus.pb.ToolCall;
-import dev.toolbus.pb.ToolResult;
-import java.util.ArrayList;
-import java.util.LinkedHashMap;
-import java.util.List;
-import java.util.Map;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
-import java.util.concurrent.CompletionStage;
-import java.util.concurrent.CopyOnWriteArrayList;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.RejectedExecutionException;
+import dev.toolbus.pb.*;
+import java.util.*;
+import java.util.concurrent.*;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /** Holds the tools of a plugin and answers their calls: each by its handler, and with exactly one result. */
@@ -30,7 +20,7 @@ final class Tools {
             try {
                 arguments = Values.parse(json, type);
             } catch (JsonParseException | IllegalArgumentException problem) {
-                throw refusal(ErrorCode.ERROR_CODE_INVALID_ARGUMENTS, "the arguments " + Values.shown(json)
+                throw new Refusal(ERROR_CODE_INVALID_ARGUMENTS, "the arguments " + Values.shown(json)
                         + " are not what the tool takes: " + Values.why(problem));
             }
             return handler.handle(arguments, scope);
@@ -40,25 +30,18 @@ final class Tools {
     /** Why a handler was not run. */
     private static final class Refusal extends RuntimeException {
         private static final long serialVersionUID = 1;
-        final transient ToolResult result;
 
-        Refusal(CallException error) {
-            super(error);
-            result = error.result();
+        Refusal(ErrorCode code, String text) {
+            super(new CallException(code, CALL_STAGE_NOT_DISPATCHED, text));
         }
     }
 
     private final Map<String, Offered<?>> offered = new LinkedHashMap<>();
-    private final List<Runnable> watchers = new CopyOnWriteArrayList<>();
+    final Set<Runnable> watchers = new CopyOnWriteArraySet<>(); // of the peers that run: what tells each of a change
     private long version; // rises with every change
 
     synchronized long version() {
         return version;
-    }
-
-    /** Has a peer told of changes. */
-    void watch(Runnable changed) {
-        watchers.add(changed);
     }
 
     <A> void add(Tool tool, Class<A> type, Handler<A> handler) {
@@ -71,7 +54,7 @@ final class Tools {
         Tool whole = tool;
         if (tool.getParametersJson().isEmpty()) {
             String schema = Schema.of(type);
-            if (!schema.equals("{}") && !schema.contains("\"type\":\"object\"")) {
+            if (!schema.equals("{}") && !schema.startsWith("{\"type\":\"object\"")) {
                 throw BusException.setup(place + "it takes a " + type.getSimpleName() + ", and arguments are an object: take a "
                         + "record, a Map or a Json");
             }
@@ -124,30 +107,29 @@ final class Tools {
     void begin(List<ToolCall> came, Link link, Peer peer) {
         List<ToolCall> calls = link.takeCalls(came);
         AtomicInteger together = new AtomicInteger(calls.size());
-        for (ToolCall call : calls) {
-            ToolScope scope = new ToolScope(call, link, peer);
-            String id = call.getCallId();
+        List<ToolScope> scopes = calls.stream().map(call -> new ToolScope(call, link, peer, together)).filter(link::start).toList();
+        boolean ours = peer.options.executor == null;
+        for (List<ToolScope> batch : ours && !scopes.isEmpty() ? List.of(scopes) : scopes.stream().map(List::of).toList()) {
             try {
-                link.start(id, scope.over, together, () -> peer.options.handlers().submit(() -> run(scope)));
+                Handlers.begin(batch, ours ? Handlers.THREADS : peer.options.executor, this::run);
             } catch (RejectedExecutionException | OutOfMemoryError problem) {
-                link.answer(id, failure(problem));
+                batch.forEach(scope -> link.answer(scope, failure(problem)));
             }
         }
     }
 
     private void run(ToolScope scope) {
-        String id = scope.message().getCallId();
         try {
             Object output = reply(scope);
             if (output instanceof CompletionStage<?> stage) {
                 CompletableFuture<?> future = stage.toCompletableFuture();
                 scope.onOver(() -> future.cancel(true));
-                future.whenComplete((value, problem) -> scope.link.answer(id, problem == null ? result(value) : failure(problem)));
+                future.whenComplete((value, problem) -> scope.link.answer(scope, problem == null ? result(value) : failure(problem)));
             } else {
-                scope.link.answer(id, result(output));
+                scope.link.answer(scope, result(output));
             }
         } catch (Throwable problem) {
-            scope.link.answer(id, failure(problem));
+            scope.link.answer(scope, failure(problem));
         }
     }
 
@@ -159,27 +141,19 @@ final class Tools {
             each = offered.get(call.getName());
         }
         if (each == null) {
-            throw refusal(ErrorCode.ERROR_CODE_NOT_FOUND, "this plugin has no tool '" + call.getName() + "'");
+            throw new Refusal(ERROR_CODE_NOT_FOUND, "this plugin has no tool '" + call.getName() + "'");
         }
         if (!json.stripLeading().startsWith("{")) {
-            throw refusal(ErrorCode.ERROR_CODE_INVALID_ARGUMENTS, "the arguments must be a JSON object, they are "
-                    + Values.shown(json));
+            throw new Refusal(ERROR_CODE_INVALID_ARGUMENTS, "the arguments must be a JSON object, they are " + Values.shown(json));
         }
         return each.run(json, scope);
     }
 
-    private static Refusal refusal(ErrorCode code, String text) {
-        return new Refusal(new CallException(code, CallStage.CALL_STAGE_NOT_DISPATCHED, text));
-    }
-
     private static ToolResult result(Object output) {
         try {
-            if (output instanceof Result other) { // of a nested call
-                return result(new Reply(other.output(Json.class), other.content()));
-            }
-            List<ContentBlock> content = output instanceof Reply reply ? reply.content() : List.of();
-            Object value = output instanceof Reply reply ? reply.output() : output;
-            return ToolResult.newBuilder().setOutputJson(Values.json(value)).addAllContent(content).build();
+            Reply reply = output instanceof Result nested ? new Reply(nested.output(Json.class), nested.content())
+                    : output instanceof Reply whole ? whole : new Reply(output);
+            return ToolResult.newBuilder().setOutputJson(Values.json(reply.output())).addAllContent(reply.content()).build();
         } catch (CallException problem) {
             return failure(problem);
         } catch (RuntimeException | StackOverflowError problem) {
@@ -197,7 +171,7 @@ final class Tools {
             return ToolResult.newBuilder().setInputRequestsJson(asked.questions).setRequestState(asked.state).build();
         }
         if (problem instanceof Refusal refusal) {
-            return refusal.result;
+            return ((CallException) refusal.getCause()).result();
         }
         String reason = problem instanceof CallException named ? named.reason() : "";
         String message = problem.getMessage();

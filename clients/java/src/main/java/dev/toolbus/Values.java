@@ -60,6 +60,11 @@ final class Values {
         }
     }
 
+    /** Returns an object within an object; an empty one where there is none. */
+    static JsonObject object(JsonElement element, String name) {
+        return element instanceof JsonObject whole && whole.get(name) instanceof JsonObject object ? object : new JsonObject();
+    }
+
     /** Returns a text of an object; an empty one where there is none. */
     static String text(JsonElement element, String name) {
         JsonElement value = element instanceof JsonObject object ? object.get(name) : null;

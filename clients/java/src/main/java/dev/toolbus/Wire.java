@@ -1,20 +1,8 @@
 package dev.toolbus;
 
 import com.google.protobuf.MessageLite;
-import dev.toolbus.pb.InvokeRequest;
-import dev.toolbus.pb.InvokeResponse;
-import dev.toolbus.pb.ListRequest;
-import dev.toolbus.pb.ListResponse;
-import dev.toolbus.pb.RegisterRequest;
-import dev.toolbus.pb.RegisterResponse;
-import io.grpc.CallOptions;
-import io.grpc.ClientCall;
-import io.grpc.InsecureChannelCredentials;
-import io.grpc.ManagedChannel;
-import io.grpc.Metadata;
-import io.grpc.MethodDescriptor;
-import io.grpc.Status;
-import io.grpc.TlsChannelCredentials;
+import dev.toolbus.pb.*;
+import io.grpc.*;
 import io.grpc.netty.shaded.io.grpc.netty.NettyChannelBuilder;
 import io.grpc.netty.shaded.io.netty.channel.ChannelOption;
 import io.grpc.netty.shaded.io.netty.channel.EventLoopGroup;
@@ -22,11 +10,14 @@ import io.grpc.netty.shaded.io.netty.channel.epoll.Epoll;
 import io.grpc.netty.shaded.io.netty.channel.epoll.EpollDomainSocketChannel;
 import io.grpc.netty.shaded.io.netty.channel.epoll.EpollEventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.unix.DomainSocketAddress;
+import io.grpc.netty.shaded.io.netty.handler.ssl.util.InsecureTrustManagerFactory;
+import io.grpc.protobuf.lite.ProtoLiteUtils;
+import io.grpc.stub.ClientCalls;
+import io.grpc.stub.MetadataUtils;
 import java.io.ByteArrayInputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.net.InetSocketAddress;
-import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -34,25 +25,17 @@ import java.nio.file.attribute.PosixFileAttributeView;
 import java.security.GeneralSecurityException;
 import java.security.cert.X509Certificate;
 import java.time.Duration;
-import java.util.HashMap;
-import java.util.Map;
-import java.util.Set;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.ScheduledThreadPoolExecutor;
-import java.util.concurrent.ThreadFactory;
-import java.util.concurrent.TimeUnit;
+import java.util.*;
+import java.util.concurrent.*;
+import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 import javax.net.ssl.SSLContext;
-import javax.net.ssl.SSLEngine;
 import javax.net.ssl.SSLSocket;
-import javax.net.ssl.TrustManager;
-import javax.net.ssl.X509ExtendedTrustManager;
 
 /**
  * One connection, by the credential as it is now. Addresses are HOST:PORT and unix:PATH without TLS, tls:HOST:PORT and
- * mtls:HOST:PORT with it.
+ * mtls:HOST:PORT with it; tls:NAME@HOST:PORT where the certificate has another name.
  */
 final class Wire {
     /** Runs what comes from all connections, and what goes there: a handler that blocks its thread delays no heartbeat. */
@@ -67,8 +50,8 @@ final class Wire {
             "Register", RegisterRequest.getDefaultInstance(), RegisterResponse.getDefaultInstance());
 
     private static final int LOOK_MILLIS = 1000; // for each step, at a server that does not answer as a bus
+    private static final Set<String> CERTIFICATE = Set.of("key", "certificate");
     private static final int WINDOW = 4 * 1024 * 1024; // bytes that may be under way
-    private static final Pattern HOST_PORT = Pattern.compile("(?:\\[([0-9A-Fa-f:.]+)]|([^\\[\\]:/\\s]+)):([0-9]{1,5})");
     private static final Pattern TEXT = Pattern.compile( // of a TOML file: in one line, or between three quotes
             "(?m)^[ \\t]*([A-Za-z0-9_-]+)[ \\t]*=[ \\t]*(?:\"\"\"\\r?\\n?([\\s\\S]*?)\"\"\"|'''\\r?\\n?([\\s\\S]*?)'''"
                     + "|'([^'\\n]*)'|(\"(?:[^\"\\\\\\n]|\\\\.)*\"))");
@@ -79,8 +62,8 @@ final class Wire {
                 (ThreadFactory) task -> Options.daemon(task, "toolbus-sockets"));
     }
 
-    private final ManagedChannel channel;
-    private final Metadata headers = new Metadata();
+    private final ManagedChannel connection;
+    private final Channel channel; // the connection, on which every RPC carries the token
 
     static {
         STREAMS.setRemoveOnCancelPolicy(true);
@@ -88,12 +71,12 @@ final class Wire {
 
     /** Prepares a connection by the values of a credential, which the first call makes. */
     Wire(String address, String credential, Map<String, String> values) {
-        boolean secure = address.startsWith("tls:") || address.startsWith("mtls:");
+        boolean secure = address.matches("(?s)m?tls:.*");
         String target = secure ? address.substring(address.indexOf(':') + 1) : address;
         String token = values.getOrDefault("token", "");
+        Metadata headers = new Metadata();
         if (!token.isEmpty()) {
-            boolean local = Set.of("unix", "127.0.0.1", "localhost", "[").contains(address.split("(?<=^\\[)|:")[0]);
-            if (!secure && !local) {
+            if (!secure && !address.matches("(?s)(unix|127\\.0\\.0\\.1|localhost|\\[::1]):.*")) {
                 throw BusException.setup("a token is not sent to " + address + " in plain text: write tls:" + address);
             }
             if (!token.matches("[!-~]+")) {
@@ -101,10 +84,9 @@ final class Wire {
             }
             headers.put(Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER), "Bearer " + token);
         }
-        if (address.startsWith("mtls:") && !values.keySet().containsAll(Set.of("key", "certificate"))) {
+        if (address.startsWith("mtls:") && !values.keySet().containsAll(CERTIFICATE)) {
             throw BusException.setup("the bus at " + address + " asks for a client certificate, and " + noCertificate(credential));
         }
-        var matcher = HOST_PORT.matcher(target);
         NettyChannelBuilder builder;
         if (!secure && target.startsWith("unix:")) {
             if (!Epoll.isAvailable()) {
@@ -113,25 +95,32 @@ final class Wire {
             builder = NettyChannelBuilder.forAddress(new DomainSocketAddress(target.substring(5))).usePlaintext()
                     .channelType(EpollDomainSocketChannel.class).eventLoopGroup(Sockets.LOOP).overrideAuthority("localhost")
                     .withOption(ChannelOption.SO_KEEPALIVE, null); // of which sockets of files know nothing
-        } else if (matcher.matches() && Integer.parseInt(matcher.group(3)) < 65_536) {
-            String host = matcher.group(1) == null ? matcher.group(2) : matcher.group(1);
-            var trust = secure ? trust(values, credential) : InsecureChannelCredentials.create();
-            builder = NettyChannelBuilder.forAddress(host, Integer.parseInt(matcher.group(3)), trust);
         } else {
-            throw BusException.setup("the address '" + address
-                    + "' is not HOST:PORT, unix:PATH, tls:HOST:PORT or mtls:HOST:PORT");
+            InetSocketAddress at = hostAndPort(target);
+            var trust = secure ? trust(values, credential) : InsecureChannelCredentials.create();
+            builder = NettyChannelBuilder.forAddress(at.getHostString(), at.getPort(), trust);
+            if (target.contains("@")) {
+                builder.overrideAuthority(target.substring(0, target.indexOf('@')));
+            }
         }
-        channel = builder.executor(STREAMS).flowControlWindow(WINDOW).maxInboundMessageSize(Integer.MAX_VALUE)
+        connection = builder.executor(STREAMS).flowControlWindow(WINDOW).maxInboundMessageSize(Integer.MAX_VALUE)
                 .keepAliveTime(30, TimeUnit.SECONDS).keepAliveTimeout(10, TimeUnit.SECONDS).disableRetry().build();
+        channel = ClientInterceptors.intercept(connection, MetadataUtils.newAttachHeadersInterceptor(headers));
     }
 
-    private static io.grpc.ChannelCredentials trust(Map<String, String> values, String credential) {
+    private static InetSocketAddress hostAndPort(String target) {
+        int end = target.lastIndexOf(':');
+        String host = target.substring(target.indexOf('@') + 1, end).replaceAll("[\\[\\]]", "");
+        return InetSocketAddress.createUnresolved(host, Integer.parseInt(target.substring(end + 1)));
+    }
+
+    private static ChannelCredentials trust(Map<String, String> values, String credential) {
         try {
             TlsChannelCredentials.Builder trust = TlsChannelCredentials.newBuilder();
             if (values.containsKey("ca")) {
                 trust.trustManager(stream(values.get("ca")));
             }
-            if (values.containsKey("key") && values.containsKey("certificate")) {
+            if (values.keySet().containsAll(CERTIFICATE)) {
                 trust.keyManager(stream(values.get("certificate")), stream(values.get("key")));
             }
             return trust.build();
@@ -183,11 +172,10 @@ final class Wire {
     private static String names(String target) {
         try {
             SSLContext context = SSLContext.getInstance("TLS");
-            context.init(null, new TrustManager[] {new AnyServer()}, null);
+            context.init(null, InsecureTrustManagerFactory.INSTANCE.getTrustManagers(), null); // nothing is sent there
             try (SSLSocket socket = (SSLSocket) context.getSocketFactory().createSocket()) {
-                int end = target.lastIndexOf(':');
-                String host = target.substring(0, end).replaceAll("[\\[\\]]", "");
-                socket.connect(new InetSocketAddress(host, Integer.parseInt(target.substring(end + 1))), LOOK_MILLIS);
+                InetSocketAddress at = hostAndPort(target);
+                socket.connect(new InetSocketAddress(at.getHostString(), at.getPort()), LOOK_MILLIS);
                 socket.setSoTimeout(LOOK_MILLIS);
                 socket.startHandshake();
                 X509Certificate shown = (X509Certificate) socket.getSession().getPeerCertificates()[0];
@@ -199,32 +187,6 @@ final class Wire {
         }
     }
 
-    /** Only looks at what a server shows; of the kind that is not checked for names either. */
-    private static final class AnyServer extends X509ExtendedTrustManager {
-        @Override
-        public void checkClientTrusted(X509Certificate[] chain, String type) {}
-
-        @Override
-        public void checkClientTrusted(X509Certificate[] chain, String type, Socket socket) {}
-
-        @Override
-        public void checkClientTrusted(X509Certificate[] chain, String type, SSLEngine engine) {}
-
-        @Override
-        public void checkServerTrusted(X509Certificate[] chain, String type) {}
-
-        @Override
-        public void checkServerTrusted(X509Certificate[] chain, String type, Socket socket) {}
-
-        @Override
-        public void checkServerTrusted(X509Certificate[] chain, String type, SSLEngine engine) {}
-
-        @Override
-        public X509Certificate[] getAcceptedIssuers() {
-            return new X509Certificate[0];
-        }
-    }
-
     private static InputStream stream(String text) {
         return new ByteArrayInputStream(text.getBytes(StandardCharsets.UTF_8));
     }
@@ -232,77 +194,32 @@ final class Wire {
     /** Opens the stream; what comes goes to the listener, on the thread of streams. */
     ClientCall<InvokeRequest, InvokeResponse> open(ClientCall.Listener<InvokeResponse> listener) {
         ClientCall<InvokeRequest, InvokeResponse> call = channel.newCall(INVOKE, CallOptions.DEFAULT);
-        Metadata sent = new Metadata();
-        sent.merge(headers);
-        call.start(listener, sent);
+        call.start(listener, new Metadata());
         return call;
     }
 
     /** Makes an RPC with one answer, and waits for it. */
     <Q, A> A ask(MethodDescriptor<Q, A> method, Q request, Duration time) throws InterruptedException {
-        CompletableFuture<A> answer = new CompletableFuture<>();
-        CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(time.toMillis(), TimeUnit.MILLISECONDS);
-        ClientCall<Q, A> call = channel.newCall(method, options);
-        Metadata sent = new Metadata();
-        sent.merge(headers);
-        call.start(new ClientCall.Listener<>() {
-            private A message;
-
-            @Override
-            public void onMessage(A message) {
-                this.message = message;
-            }
-
-            @Override
-            public void onClose(Status status, Metadata trailers) {
-                if (status.isOk() && message != null) {
-                    answer.complete(message);
-                } else {
-                    answer.completeExceptionally(BusException.of(status.isOk() ? Status.UNAVAILABLE : status));
-                }
-            }
-        }, sent);
-        call.request(2);
-        call.sendMessage(request);
-        call.halfClose();
+        CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(time.toNanos(), TimeUnit.NANOSECONDS);
+        Future<A> answer = ClientCalls.futureUnaryCall(channel.newCall(method, options), request);
         try {
             return answer.get();
         } catch (ExecutionException problem) {
-            throw (BusException) problem.getCause();
+            throw BusException.of(Status.fromThrowable(problem));
         } catch (InterruptedException interrupted) {
-            call.cancel("interrupted", null);
+            answer.cancel(true);
             throw interrupted;
         }
     }
 
     void close() {
-        channel.shutdownNow();
+        connection.shutdownNow();
     }
 
     private static <Q extends MessageLite, A extends MessageLite> MethodDescriptor<Q, A> method(
             MethodDescriptor.MethodType type, String name, Q request, A answer) {
-        return MethodDescriptor.newBuilder(marshaller(request), marshaller(answer)).setType(type)
+        return MethodDescriptor.newBuilder(ProtoLiteUtils.marshaller(request), ProtoLiteUtils.marshaller(answer)).setType(type)
                 .setFullMethodName("toolbus.v1.ToolBusService/" + name).build();
-    }
-
-    private static <T extends MessageLite> MethodDescriptor.Marshaller<T> marshaller(T empty) {
-        return new MethodDescriptor.Marshaller<>() {
-            @Override
-            public InputStream stream(T message) {
-                return new ByteArrayInputStream(message.toByteArray());
-            }
-
-            @Override
-            @SuppressWarnings("unchecked")
-            public T parse(InputStream stream) {
-                try {
-                    return (T) empty.getParserForType().parseFrom(stream);
-                } catch (IOException problem) {
-                    String text = "a message of the bus cannot be read: " + problem.getMessage();
-                    throw Status.INTERNAL.withDescription(text).withCause(problem).asRuntimeException();
-                }
-            }
-        };
     }
 
     /** Returns the texts of a credential file; none without a path. */
@@ -325,15 +242,12 @@ final class Wire {
     /** Returns the texts of a TOML file as {@code toolbus keys add} writes it. */
     static Map<String, String> texts(String file) {
         Map<String, String> values = new HashMap<>();
-        var matcher = TEXT.matcher(file);
-        int from = 0;
-        while (matcher.find(from)) {
-            String value = matcher.group(5) == null ? "" : Values.parse(matcher.group(5), String.class);
+        for (Matcher found = TEXT.matcher(file); found.find();) {
+            String value = found.group(5) == null ? "" : Values.parse(found.group(5), String.class);
             for (int group = 2; group < 5; group++) {
-                value = matcher.group(group) == null ? value : matcher.group(group);
+                value = found.group(group) == null ? value : found.group(group);
             }
-            values.put(matcher.group(1), value);
-            from = matcher.end();
+            values.put(found.group(1), value);
         }
         values.values().removeIf(String::isEmpty);
         return values;

@@ -1,6 +1,8 @@
 package dev.toolbus;
 
+import static org.junit.jupiter.api.Assertions.assertDoesNotThrow;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -17,6 +19,7 @@ import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
@@ -237,7 +240,7 @@ class BusTest {
                     until(() -> host.call("hello", null).join().text().equals("hello")); // one may break with the bus
                     offer(plugin, "later", "");
                     assertEquals("later", watch.next().getAdded(0).getTool().getName());
-                    assertNull(watch.next(java.time.Duration.ofMillis(50)));
+                    assertNull(watch.next(Duration.ofMillis(50)));
                 }
             }
         }
@@ -248,7 +251,7 @@ class BusTest {
         List<String> lines = new java.util.concurrent.CopyOnWriteArrayList<>();
         Options options = new Options().address("127.0.0.1:1,127.0.0.1:2").log(lines::add);
         try (Host host = new Host("test", options)) {
-            assertEquals("NOT_DISPATCHED", host.call("any", null).timeout(java.time.Duration.ofSeconds(3)).join().error().stage());
+            assertEquals("NOT_DISPATCHED", host.call("any", null).timeout(Duration.ofSeconds(3)).join().error().stage());
         }
         assertEquals(2, lines.size(), lines::toString);
     }
@@ -272,10 +275,55 @@ class BusTest {
             BusException unknown = assertThrows(BusException.class, () -> new Plugin("a source", bus.options()));
             assertTrue(unknown.getMessage().contains("'a source', it must be"), unknown.getMessage());
             for (String wrong : List.of("nowhere", "h:70000", "http://h:1", "[::1]", "tls:h")) {
-                Host lost = new Host("test", new Options().address(wrong).log(logged::add));
-                BusException bad = assertThrows(BusException.class, lost::ready);
+                BusException bad = assertThrows(BusException.class, () -> new Host("test", new Options().address(wrong)));
                 assertTrue(bad.getMessage().contains("'" + wrong + "' is not HOST:PORT"), bad.getMessage());
             }
+        }
+    }
+
+    @Test
+    void byANameOfDnsAPluginAndAHostFindEachBusThatHasItAndComeBackToIt() throws Exception {
+        List<String> logged = Collections.synchronizedList(new ArrayList<>());
+        try (Bus bus = new Bus()) {
+            String port = bus.address.substring(bus.address.lastIndexOf(':') + 1);
+            Options options = new Options().address("dns:no-bus.invalid:1, dns:localhost:" + port).log(logged::add);
+            try (Plugin plugin = new Plugin("test", options); Host host = new Host("test", options)) {
+                plugin.tool("hello", "", Map.class, (arguments, scope) -> "hello").ready();
+                assertEquals("hello", host.call("hello", null).join().text());
+                assertNull(plugin.call("hello", null).join().error());
+                bus.close();
+                try (Bus again = new Bus("127.0.0.1:" + port); Host direct = again.host()) {
+                    until(() -> host.call("hello", null).join().text().equals("hello"));
+                    plugin.close();
+                    assertEquals(List.of(), direct.list());
+                }
+            }
+        }
+        Options nowhere = new Options().address("dns:no-bus.invalid:1").log(logged::add);
+        try (Host lost = new Host("test", nowhere); Plugin plugin = new Plugin("test", nowhere)) {
+            CallException error = lost.call("hello", null).timeout(Duration.ofMillis(300)).join().error();
+            assertEquals("UNAVAILABLE", error.code());
+            until(() -> logged.stream().anyMatch(line -> line.contains("DNS has no address for no-bus.invalid")));
+            CompletableFuture.delayedExecutor(100, TimeUnit.MILLISECONDS).execute(() -> assertDoesNotThrow(plugin::close));
+            plugin.run(); // ends with the close, before DNS has answered
+            assertThrows(BusException.class, plugin::ready);
+        }
+    }
+
+    @Test
+    void aPluginThatOneOfItsBusesRefusesGoesOnAtTheOthers() throws Exception {
+        try (Bus first = new Bus(); Bus second = new Bus(); Host host = second.host();
+                Plugin own = new Plugin("test", first.options().token("own"));
+                Plugin plugin = new Plugin("test", new Options().address(first.address + "," + second.address).log(text -> {
+                    throw new IllegalStateException("of a test"); // harms nothing
+                }))) {
+            own.ready();
+            plugin.tool("hello", "", Map.class, (arguments, scope) -> "hello").ready();
+            CompletableFuture<?> run = CompletableFuture.runAsync(() -> assertThrows(BusException.class, plugin::run));
+            until(() -> host.call("hello", null).join().text().equals("hello"));
+            assertFalse(run.isDone());
+            plugin.close();
+            run.get(); // with the refusal
         }
     }
 

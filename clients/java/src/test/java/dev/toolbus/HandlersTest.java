@@ -1,51 +1,66 @@
 package dev.toolbus;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
 
+import dev.toolbus.pb.ToolCall;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.CyclicBarrier;
-import java.util.concurrent.Future;
-import java.util.concurrent.TimeUnit;
+import java.util.concurrent.LinkedBlockingQueue;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 @Timeout(60)
 class HandlersTest {
-    private final Handlers handlers = new Handlers();
+    private static List<ToolScope> scopes(int count) {
+        List<ToolScope> scopes = new ArrayList<>();
+        for (int number = 0; number < count; number++) {
+            scopes.add(new ToolScope(ToolCall.newBuilder().setCallId("b" + number).build(), null, null, null));
+        }
+        return scopes;
+    }
 
     @Test
-    void handlersThatWaitForOthersLetThoseBeginAgainAndAgain() throws Exception {
+    void handlersThatWaitForThoseBehindThemLetThemBegin() throws Exception {
         for (int round = 0; round < 3; round++) {
-            CyclicBarrier all = new CyclicBarrier(40);
-            List<Future<?>> tasks = new ArrayList<>();
-            for (int task = 0; task < 40; task++) {
-                tasks.add(handlers.submit(() -> all.await()));
-            }
-            for (Future<?> task : tasks) {
-                task.get();
-            }
+            CountDownLatch all = new CountDownLatch(128);
+            CountDownLatch ended = new CountDownLatch(128);
+            Handlers.begin(scopes(128), Handlers.THREADS, scope -> {
+                all.countDown();
+                try {
+                    all.await();
+                } catch (InterruptedException never) {
+                    throw new IllegalStateException(never);
+                }
+                ended.countDown();
+            });
+            ended.await();
         }
     }
 
     @Test
-    void anInterruptOfOneHandlerDoesNotReachTheNextOneOnItsThread() throws Exception {
+    void anInterruptOfOneHandlerDoesNotReachTheNextOneAndOneThatIsOverDoesNotBegin() throws Exception {
         for (int round = 0; round < 50; round++) {
+            List<ToolScope> scopes = scopes(4);
             CountDownLatch begun = new CountDownLatch(1);
-            Future<?> task = handlers.submit(() -> {
-                begun.countDown();
-                Thread.sleep(TimeUnit.MINUTES.toMillis(1));
-                return null;
+            BlockingQueue<String> seen = new LinkedBlockingQueue<>();
+            scopes.get(1).over.complete(null);
+            Handlers.begin(scopes, Handlers.THREADS, scope -> {
+                if (scope == scopes.get(0)) {
+                    begun.countDown();
+                    try {
+                        Thread.sleep(60_000);
+                    } catch (InterruptedException stopped) {
+                        Thread.currentThread().interrupt();
+                    }
+                } else {
+                    seen.add(scope.id() + Thread.interrupted());
+                }
             });
             begun.await();
-            task.cancel(true);
-            List<Future<Boolean>> next = List.of(handlers.submit(Thread::interrupted), handlers.submit(Thread::interrupted));
-            for (Future<Boolean> each : next) {
-                assertFalse(each.get());
-            }
+            scopes.get(0).stop();
+            assertEquals(List.of("b2false", "b3false"), List.of(seen.take(), seen.take()).stream().sorted().toList());
         }
-        assertEquals(3, handlers.<Integer>submit(() -> 3).get());
     }
 }

@@ -102,6 +102,24 @@ class ValuesTest {
     }
 
     @Test
+    void anAddressIsAListOfBusesAndNamesWhichNamesEachBusOnce() {
+        Addresses several = new Addresses("a:1, unix:/run/x,y/bus ,[::1]:2,dns:mtls:bus.internal:48931, a:1");
+        assertEquals(List.of("a:1", "unix:/run/x,y/bus", "[::1]:2"), several.known());
+        assertTrue(several.hasNames());
+        assertEquals(List.of("tls:bus@10.0.0.1:2"), new Addresses("tls:bus@10.0.0.1:2").known());
+        for (String wrong : List.of("dns:bus.internal", "dns:tls:1", "dns:a:b", "dns:a:0", "a:1,dns:tcp:a:1")) {
+            BusException problem = assertThrows(BusException.class, () -> new Addresses(wrong));
+            assertTrue(problem.getMessage().contains("must be dns:NAME:PORT"), problem.getMessage());
+        }
+        for (String wrong : List.of("nowhere", "h:70000", "http://h:1", "[::1]", "tls:h", "a:1,,b:1", "", "unix:")) {
+            BusException problem = assertThrows(BusException.class, () -> new Addresses(wrong));
+            assertTrue(problem.getMessage().contains("is not HOST:PORT"), problem.getMessage());
+        }
+        String many = String.join(",", java.util.Collections.nCopies(65, "a:1"));
+        assertTrue(assertThrows(BusException.class, () -> new Addresses(many)).getMessage().contains("may have 64"));
+    }
+
+    @Test
     void halvesOfSurrogatePairsAreEscaped() {
         String json = Values.json("a\ud83e\udd50\ud800b");
         assertEquals("\"a🥐\\ud800b\"", json);
