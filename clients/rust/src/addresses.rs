@@ -20,7 +20,7 @@ pub(crate) struct Addresses {
 
 #[derive(Clone)]
 enum Entry {
-    Bus(String),
+    Buses(Vec<String>),
     Name { prefix: &'static str, host: String, port: u16, answer: Vec<String> },
 }
 
@@ -51,9 +51,11 @@ impl Addresses {
     fn collect(&mut self) {
         self.known.clear();
         for entry in &self.entries {
-            match entry {
-                Entry::Bus(address) => self.known.push(address.clone()),
-                Entry::Name { answer, .. } => self.known.extend_from_slice(answer),
+            let (Entry::Name { answer: buses, .. } | Entry::Buses(buses)) = entry;
+            for bus in buses {
+                if !self.known.contains(bus) {
+                    self.known.push(bus.clone()); // at one bus twice a peer would replace itself
+                }
             }
         }
         self.known.truncate(MOST);
@@ -100,7 +102,7 @@ impl Entry {
     fn parse(address: &str) -> Result<Self> {
         let Some(rest) = address.strip_prefix("dns:") else {
             return if is_bus(address) {
-                Ok(Entry::Bus(address.into()))
+                Ok(Entry::Buses(vec![address.into()]))
             } else {
                 Err(Error::Setup(format!(
                     "the address '{address}' is not HOST:PORT, unix:PATH, tls:HOST:PORT, mtls:HOST:PORT or dns:NAME:PORT"
@@ -143,7 +145,7 @@ mod tests {
     fn a_list_is_read_with_commas_in_paths_and_names_of_dns() {
         let read =
             |text: &str| Addresses::parse(text).map(|addresses| (addresses.known.clone(), addresses.has_names()));
-        let several = read("a:1, unix:/run/x,y/bus ,[::1]:2,dns:mtls:bus.internal:48931").unwrap();
+        let several = read("a:1, unix:/run/x,y/bus ,[::1]:2,dns:mtls:bus.internal:48931, a:1").unwrap();
         assert_eq!(several, (["a:1", "unix:/run/x,y/bus", "[::1]:2"].map(String::from).to_vec(), true));
         assert_eq!(read("127.0.0.1:1").unwrap(), (vec!["127.0.0.1:1".to_owned()], false));
         for wrong in ["dns:bus.internal", "dns:tls:1", "dns:a:b", "dns:a:0", "a:1,dns:tcp:a:1"] {

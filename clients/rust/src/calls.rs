@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::link::{Link, OnProgress, Outcome};
+use crate::link::{Link, OnProgress, Outcome, broken};
 use crate::pb::*;
 use crate::peer::{Peer, Route};
 use crate::values::random;
@@ -203,15 +203,13 @@ impl Peer {
         let longest = named.unwrap_or(MAX).min(MAX);
         let mut refusal: Option<ToolResult> = None; // the newest of the bus
         for attempt in 0.. {
-            let (link, slot) = match before(deadline, self.slot(parent)).await {
-                Some(Ok(found)) => found,
-                Some(Err(text)) => {
-                    return refusal.unwrap_or_else(|| unavailable(CallStage::NotDispatched, text, false));
-                }
-                None => {
-                    return refusal.unwrap_or_else(|| {
-                        unavailable(CallStage::NotDispatched, "no bus took the call in time", parent.is_none())
-                    });
+            let found = before(deadline, self.slot(parent)).await;
+            let retry_safe = found.is_none() && parent.is_none();
+            let (link, slot) = match found.unwrap_or_else(|| Err("no bus took the call in time".into())) {
+                Ok(found) => found,
+                Err(text) => {
+                    let none = CallError::new(ErrorCode::Unavailable, CallStage::NotDispatched, text);
+                    return refusal.unwrap_or_else(|| CallError { retry_safe, ..none }.into());
                 }
             };
             let mut newest = call.clone();
@@ -226,23 +224,16 @@ impl Peer {
                 Err(fault) => return (*fault).into(),
             };
             let result = match before(started + longest + SLACK, &mut sent.outcome).await {
-                Some(Ok(Outcome::Result(result))) => result,
-                Some(Ok(Outcome::Lost { unread: true, .. })) if parent.is_none() => continue,
-                Some(Ok(Outcome::Lost { unread, accepted })) => {
-                    let stage = match (unread, accepted) {
-                        (true, _) => CallStage::NotDispatched,
-                        (_, true) => CallStage::Accepted,
-                        _ => CallStage::Unknown,
-                    };
-                    return unavailable(stage, "the connection to the bus broke", false);
-                }
-                Some(Err(_)) => return unavailable(CallStage::Unknown, "the connection to the bus broke", false),
+                Some(Ok(Some(result))) => result,
+                Some(Ok(None)) if parent.is_none() => continue,
+                Some(Ok(None)) => return broken(CallStage::NotDispatched).into(),
+                Some(Err(_)) => return broken(CallStage::Unknown).into(),
                 None => {
                     let accepted = sent.link.give_up(&sent.id, "timeout_seconds");
                     let stage = if accepted { CallStage::Accepted } else { CallStage::Unknown };
                     let text = format!("the bus gave no answer within {longest:?}: it hangs");
-                    let limit = Some(Limit { name: "timeout_seconds".into(), value: longest.as_secs_f64() });
-                    return CallError { limit, ..CallError::new(ErrorCode::DeadlineExceeded, stage, text) }.into();
+                    let error = CallError::new(ErrorCode::DeadlineExceeded, stage, text);
+                    return error.limit("timeout_seconds", longest.as_secs_f64()).into();
                 }
             };
             let error = result.error.clone().unwrap_or_default();
@@ -266,27 +257,27 @@ impl Peer {
 
     /// Waits for a stream, that of the parent of a nested call, and for room on it; the error says why there will be none.
     async fn slot(&self, parent: Option<&Arc<Link>>) -> Result<(Arc<Link>, OwnedSemaphorePermit), String> {
-        if let Some(link) = parent {
-            let slot = link.slots.clone().acquire_owned().await;
-            return slot.map(|slot| (link.clone(), slot)).map_err(|_| "the connection to the bus broke".into());
-        }
         let mut route = self.route.subscribe();
         loop {
-            let link = match &*route.wait_for(|route| !matches!(route, Route::None)).await.map_err(|_| "closed")? {
-                Route::Closed(text) => return Err(text.clone()),
-                Route::Open(link) => link.clone(),
-                Route::None => continue,
+            let link = match (parent, &*route.borrow_and_update()) {
+                (Some(link), _) | (None, Route::Open(link)) => Some(link.clone()),
+                (None, Route::Closed(text)) => return Err(text.clone()),
+                (None, Route::None) => None,
+            };
+            let Some(link) = link else {
+                let _ = route.changed().await;
+                continue;
             };
             tokio::select! {
-                slot = link.slots.clone().acquire_owned() => if let Ok(slot) = slot { return Ok((link, slot)) },
-                _ = route.changed() => (),
+                slot = link.slots.clone().acquire_owned() => match slot {
+                    Ok(slot) => return Ok((link, slot)),
+                    Err(_) if parent.is_some() => return Err(broken(CallStage::Unknown).message),
+                    Err(_) => (),
+                },
+                _ = route.changed(), if parent.is_none() => (),
             }
         }
     }
-}
-
-fn unavailable(stage: CallStage, text: impl Into<String>, retry_safe: bool) -> ToolResult {
-    CallError { retry_safe, ..CallError::new(ErrorCode::Unavailable, stage, text) }.into()
 }
 
 /// Runs a future until a moment. Where the process stood still, the answer may wait in the socket: that is read first.

@@ -15,6 +15,7 @@ use crate::pb::*;
 
 const MESSAGE_ITEMS: usize = 128;
 const MESSAGE_BYTES: usize = 1024 * 1024;
+const PREFIX: usize = 6; // bytes of an item in a message beside its own, at most
 const MARGIN: usize = 1024; // bytes of a message that its one item must leave free
 const HOLD: Duration = Duration::from_millis(1); // that the results of calls of one message may wait for each other
 const LEAVE: Duration = Duration::from_secs(2); // for the bus to end the stream after our drain, and again after our half-close
@@ -23,52 +24,8 @@ const MISSED_HEARTBEATS: u32 = 4; // after so many intervals without a message t
 const TICK: Duration = Duration::from_millis(500); // between two looks at the clock; later by as much means a standstill
 const LEAVING_TICK: Duration = Duration::from_millis(50);
 
-/// What a message is made of.
-pub(crate) enum Item {
-    Attach(Attach),
-    Call(ToolCall),
-    Result(ToolResult),
-    Progress(ToolProgress),
-    Cancel(ToolCancel),
-    Heartbeat(Heartbeat),
-    Drain(Drain),
-}
-
-impl Item {
-    fn bytes(&self) -> usize {
-        let bytes = match self {
-            Item::Attach(each) => each.encoded_len(),
-            Item::Call(each) => each.encoded_len(),
-            Item::Result(each) => each.encoded_len(),
-            Item::Progress(each) => each.encoded_len(),
-            Item::Cancel(each) => each.encoded_len(),
-            Item::Heartbeat(each) => each.encoded_len(),
-            Item::Drain(each) => each.encoded_len(),
-        };
-        bytes + 1 + prost::length_delimiter_len(bytes)
-    }
-
-    /// Puts the item into a message; returns it where the message has one, and can have only one.
-    fn join(self, message: &mut InvokeRequest) -> Option<Item> {
-        match self {
-            Item::Attach(each) if message.attach.is_none() => message.attach = Some(each),
-            Item::Heartbeat(each) if message.heartbeat.is_none() => message.heartbeat = Some(each),
-            Item::Drain(each) if message.drain.is_none() => message.drain = Some(each),
-            Item::Call(each) => message.calls.push(each),
-            Item::Result(each) => message.results.push(each),
-            Item::Progress(each) => message.progress.push(each),
-            Item::Cancel(each) => message.cancels.push(each),
-            single => return Some(single),
-        }
-        None
-    }
-}
-
-/// How a call of our own ended on this stream: with its result, or with the stream.
-pub(crate) enum Outcome {
-    Result(ToolResult),
-    Lost { unread: bool, accepted: bool },
-}
+/// What a call of our own has where the bus has not read it, or will not begin it: nothing; else its result.
+pub(crate) type Outcome = Option<ToolResult>;
 
 pub(crate) type OnProgress = Arc<dyn Fn(ToolProgress) + Send + Sync>;
 
@@ -96,8 +53,10 @@ impl Run {
 
 /// The parts of a link that change, under one lock.
 pub(crate) struct State {
-    items: VecDeque<Item>,
-    hold: Option<Instant>,             // until when the items, all of them results, wait for others
+    messages: VecDeque<InvokeRequest>, // to write; the last one is filled
+    items: usize,                      // of the last one
+    bytes: usize,                      // of the last one
+    hold: Option<Instant>,             // until when what waits, all of it results, waits for others
     closed: bool,                      // whether further items are dropped
     running: HashMap<String, Run>,     // by the bus's id
     pending: HashMap<String, Pending>, // by our id
@@ -151,7 +110,9 @@ impl Link {
             ..Default::default()
         };
         let state = State {
-            items: VecDeque::new(),
+            messages: VecDeque::new(),
+            items: 0,
+            bytes: 0,
             hold: None,
             closed: false,
             running: HashMap::new(),
@@ -186,16 +147,8 @@ impl Link {
     pub fn open(&self, attached: &Attached) {
         let mut state = self.state();
         state.attached = Some(Instant::now());
-        let given = attached.limits.unwrap_or_default();
-        let limits = &mut state.limits;
-        for (value, given) in [
-            (&mut limits.message_bytes, given.message_bytes),
-            (&mut limits.calls_in_flight, given.calls_in_flight),
-            (&mut limits.arguments_bytes, given.arguments_bytes),
-            (&mut limits.result_bytes, given.result_bytes),
-        ] {
-            *value = if given > 0 { given } else { *value };
-        }
+        let given = attached.limits.unwrap_or_default().encode_to_vec(); // without what is unset
+        let _ = state.limits.merge(&*given);
         if attached.heartbeat_seconds > 0.0 {
             state.heartbeat = Duration::from_secs_f64(attached.heartbeat_seconds);
         }
@@ -205,37 +158,55 @@ impl Link {
 
     // -- the outbox --------------------------------------------------------------------------------------------------
 
-    pub fn put(&self, item: Item) {
-        self.add(&mut self.state(), item, false);
+    /// Sends an item of which a message can have one.
+    pub fn put(&self, item: impl FnOnce(&mut InvokeRequest)) {
+        self.put_into(&mut self.state(), item);
     }
 
-    /// Adds an item; drops it if the stream is over. With `hold` it may wait a moment for others, which follow.
-    fn add(&self, state: &mut State, item: Item, hold: bool) {
+    fn put_into(&self, state: &mut State, item: impl FnOnce(&mut InvokeRequest)) {
+        state.items = MESSAGE_ITEMS; // so that it begins a message
+        self.add(state, 0, item, false);
+    }
+
+    /// Adds an item of so many bytes to the newest message or another one; drops it if the stream is over. With `hold` it
+    /// may wait a moment for others, which follow.
+    fn add(&self, state: &mut State, bytes: usize, item: impl FnOnce(&mut InvokeRequest), hold: bool) {
         if state.closed {
             return;
         }
         let held = state.hold.is_some();
-        if hold && (held || state.items.is_empty()) {
+        if hold && (held || state.messages.is_empty()) {
             state.hold.get_or_insert_with(|| Instant::now() + HOLD);
         } else {
             state.hold = None;
         }
-        state.items.push_back(item);
+        let bytes = bytes + PREFIX;
+        if state.messages.is_empty() || state.items >= MESSAGE_ITEMS || state.bytes + bytes > MESSAGE_BYTES {
+            state.messages.push_back(InvokeRequest::default());
+            (state.items, state.bytes) = (0, 0);
+        }
+        item(state.messages.back_mut().expect("there is one now"));
+        (state.items, state.bytes) = (state.items + 1, state.bytes + bytes);
         if !(held && state.hold.is_some()) {
             self.ready.notify_one();
         }
     }
 
-    /// Returns the next message, of the oldest items; None after the last one.
+    /// Returns the next message; None after the last one.
     pub async fn next(&self) -> Option<InvokeRequest> {
         loop {
             let hold = {
                 let mut state = self.state();
-                match state.hold {
-                    Some(moment) if moment > Instant::now() && !state.closed => Some(moment),
-                    _ if !state.items.is_empty() => return Some(Self::take(&mut state)),
-                    _ if state.closed => return None,
-                    _ => None,
+                match state.hold.filter(|moment| *moment > Instant::now() && !state.closed) {
+                    None => {
+                        state.hold = None;
+                        match state.messages.pop_front() {
+                            None if state.closed => return None,
+                            None => None,
+                            message => return message,
+                        }
+                    }
+                    hold => hold,
                 }
             };
             match hold {
@@ -243,21 +214,6 @@ impl Link {
                 None => self.ready.notified().await,
             }
         }
-    }
-
-    fn take(state: &mut State) -> InvokeRequest {
-        state.hold = None;
-        let (mut message, mut bytes) = (InvokeRequest::default(), 0);
-        for count in 0..MESSAGE_ITEMS {
-            let Some(item) = state.items.pop_front() else { break };
-            bytes += item.bytes();
-            let left = if count > 0 && bytes > MESSAGE_BYTES { Some(item) } else { item.join(&mut message) };
-            if let Some(item) = left {
-                state.items.push_front(item);
-                break;
-            }
-        }
-        message
     }
 
     // -- calls that we answer ------------------------------------------------------------------------------------------
@@ -300,7 +256,7 @@ impl Link {
             return Err(format!("progress is left out: it has {bytes} bytes, at most {limit}"));
         }
         if state.running.contains_key(&progress.call_id) {
-            self.add(&mut state, Item::Progress(progress), false);
+            self.add(&mut state, bytes, |message| message.progress.push(progress), false);
         }
         Ok(())
     }
@@ -312,7 +268,7 @@ impl Link {
             run.over.cancel();
             let last = run.together.fetch_sub(1, Ordering::AcqRel) == 1;
             let result = ToolResult { call_id: id.to_owned(), ..checked(result, &state) };
-            self.add(&mut state, Item::Result(result), !last);
+            self.add(&mut state, result.encoded_len(), |message| message.results.push(result), !last);
             self.settle(&mut state);
         }
     }
@@ -328,7 +284,8 @@ impl Link {
             state.held.remove(at);
             let text = "the call was cancelled before it began";
             let error = CallError::new(ErrorCode::Cancelled, CallStage::NotDispatched, text);
-            self.add(&mut state, Item::Result(ToolResult { call_id: id.to_owned(), ..error.into() }), false);
+            let result = ToolResult { call_id: id.to_owned(), ..error.into() };
+            self.add(&mut state, result.encoded_len(), |message| message.results.push(result), false);
         }
     }
 
@@ -357,20 +314,16 @@ impl Link {
             if bytes > limit {
                 let text = format!("the call has {bytes} bytes, more than the limit {name} = {limit}: send less");
                 let error = CallError::new(ErrorCode::InvalidArguments, CallStage::NotDispatched, text);
-                return Err(Box::new(CallError {
-                    limit: Some(Limit { name: name.into(), value: limit as f64 }),
-                    ..error
-                }));
+                return Err(Box::new(error.limit(name, limit as f64)));
             }
         }
         let (reply, outcome) = oneshot::channel();
         if state.closed {
-            let _ = reply.send(Outcome::Lost { unread: true, accepted: false });
+            let _ = reply.send(None);
         } else {
-            state
-                .pending
-                .insert(id.clone(), Pending { reply, on_progress, accepted: false, given_up: false, _slot: slot });
-            self.add(&mut state, Item::Call(call), false);
+            let pending = Pending { reply, on_progress, accepted: false, given_up: false, _slot: slot };
+            state.pending.insert(id.clone(), pending);
+            self.add(&mut state, call.encoded_len(), |message| message.calls.push(call), false);
         }
         Ok((id, outcome))
     }
@@ -383,7 +336,8 @@ impl Link {
         let accepted = pending.accepted;
         pending.on_progress = None;
         if !std::mem::replace(&mut pending.given_up, true) {
-            self.add(&mut state, Item::Cancel(ToolCancel { call_id: id.into(), reason: reason.into() }), false);
+            let cancel = ToolCancel { call_id: id.into(), reason: reason.into() };
+            self.add(&mut state, cancel.encoded_len(), |message| message.cancels.push(cancel), false);
         }
         accepted
     }
@@ -406,7 +360,7 @@ impl Link {
         let mut state = self.state();
         for result in results {
             if let Some(pending) = state.pending.remove(&result.call_id) {
-                let _ = pending.reply.send(Outcome::Result(result));
+                let _ = pending.reply.send(Some(result));
             }
         }
     }
@@ -447,7 +401,7 @@ impl Link {
                 state.holding = true;
                 state.sequence += 1;
                 let heartbeat = Heartbeat { sequence: state.sequence, from_peer: true };
-                self.add(state, Item::Heartbeat(heartbeat), false);
+                self.put_into(state, |message| message.heartbeat = Some(heartbeat));
             }
         }
         (state.due, state.wall_due) = (now + 2 * TICK, wall + 2 * TICK);
@@ -467,7 +421,8 @@ impl Link {
     pub fn drain(&self, reason: &str) {
         let mut state = self.state();
         if !state.drain_sent {
-            self.add(&mut state, Item::Drain(Drain { reason: reason.into(), grace_seconds: 0.0 }), false);
+            let drain = Drain { reason: reason.into(), grace_seconds: 0.0 };
+            self.put_into(&mut state, |message| message.drain = Some(drain));
             state.drain_sent = true;
             self.settle(&mut state);
         }
@@ -507,15 +462,19 @@ impl Link {
             run.abort();
             run.over.cancel();
         }
-        let unwritten: HashSet<String> = state
-            .items
-            .drain(..)
-            .filter_map(|item| if let Item::Call(call) = item { Some(call.call_id) } else { None })
-            .collect();
+        let unwritten: HashSet<String> =
+            state.messages.drain(..).flat_map(|message| message.calls).map(|call| call.call_id).collect();
         for (id, Pending { reply, accepted, .. }) in state.pending.drain() {
-            let _ = reply.send(Outcome::Lost { unread: all_read || unwritten.contains(&id), accepted });
+            let stage = if accepted { CallStage::Accepted } else { CallStage::Unknown };
+            let unread = all_read || unwritten.contains(&id);
+            let _ = reply.send((!unread).then(|| broken(stage).into()));
         }
     }
+}
+
+/// Returns how a call ends with its stream.
+pub(crate) fn broken(stage: CallStage) -> CallError {
+    CallError::new(ErrorCode::Unavailable, stage, "the connection to the bus broke")
 }
 
 /// Returns the result, or a failure in place of one that breaks a limit and so would end the stream.
@@ -528,5 +487,5 @@ fn checked(result: ToolResult, state: &State) -> ToolResult {
     }
     let text = format!("the result has {bytes} bytes, more than the limit result_bytes = {limit}: ask for less");
     let error = CallError::new(ErrorCode::ResultTooLarge, CallStage::Accepted, text);
-    CallError { limit: Some(Limit { name: "result_bytes".into(), value: limit as f64 }), ..error }.into()
+    error.limit("result_bytes", limit as f64).into()
 }

@@ -1,9 +1,11 @@
 //! Connects one peer to the bus: attaches, reads, reconnects with backoff, leaves; in the order of docs/protocol.md.
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
@@ -11,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::addresses::Addresses;
-use crate::link::{Item, Link};
+use crate::link::Link;
 use crate::pb::event::Kind;
 use crate::pb::*;
 use crate::tools::Tools;
@@ -206,7 +208,8 @@ impl Peer {
             let peer = self.clone();
             self.handlers.get_or_init(Handle::current);
             STREAMS.spawn(async move {
-                let ended = peer.live().await;
+                let fault = |_| Err(Error::Lost(Code::Internal, "the client has a fault: it panicked".into()));
+                let ended = AssertUnwindSafe(peer.live()).catch_unwind().await.unwrap_or_else(fault);
                 if let Err(problem) = &ended {
                     peer.log(&problem.to_string());
                 }
@@ -248,7 +251,7 @@ impl Peer {
 
     /// Waits until a bus has accepted this peer.
     pub async fn connected(&self) -> Result<()> {
-        self.until(|state| state.answered.is_some() && state.wire.is_some()).await
+        self.until(|_| matches!(*self.route.borrow(), Route::Open(_))).await
     }
 
     async fn until(&self, condition: impl Fn(&State) -> bool) -> Result<()> {
@@ -473,7 +476,7 @@ impl Peer {
         (state.version, state.pages) = (version, pages);
         state.declared.push_back(version);
         drop(state);
-        link.put(Item::Attach(attach));
+        link.put(|message| message.attach = Some(attach));
     }
 
     /// Declares the tools by a later attach, if they have changed since the last one.
@@ -529,7 +532,9 @@ impl Peer {
         }
         self.tools.begin(message.calls, link, self);
         for (on_progress, item) in link.progressed(message.progress) {
-            on_progress(item);
+            if catch_unwind(AssertUnwindSafe(|| on_progress(item))).is_err() {
+                self.log("on_progress panicked");
+            }
         }
         link.answered(message.results);
         for cancel in message.cancels {
@@ -537,7 +542,7 @@ impl Peer {
         }
         match message.heartbeat {
             Some(echo) if echo.from_peer => self.tools.begin(link.echoed(echo.sequence), link, self),
-            Some(heartbeat) => link.put(Item::Heartbeat(heartbeat)),
+            Some(heartbeat) => link.put(|message| message.heartbeat = Some(heartbeat)),
             None => (),
         }
         if let Some(drain) = message.drain {

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::{join_all, select_ok};
 use schemars::JsonSchema;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::watch;
@@ -170,14 +170,15 @@ impl Plugin {
         Ok(())
     }
 
-    /// Connects, and waits until a bus has answered for all tools.
+    /// Connects, and waits until a bus has answered for all tools; the error is that of a bus if each refuses this plugin.
     pub async fn ready(&self) -> Result<()> {
         self.start()?;
-        self.with_peers(|peers| {
-            select_all(peers.into_iter().map(|peer| Box::pin(async move { peer.declared().await })))
-        })
-        .await
-        .0
+        let any = |peers: Vec<Arc<Peer>>| async {
+            let left = || Error::Lost(Code::Unavailable, "this plugin has left the bus".into());
+            let answers = peers.into_iter().map(|peer| Box::pin(async move { peer.declared().await }));
+            if answers.len() == 0 { Err(left()) } else { select_ok(answers).await.map(|_| ()) }
+        };
+        self.with_peers(any).await
     }
 
     /// Connects and serves until SIGINT or SIGTERM, or until the bus sends this plugin away; then finishes its calls.
@@ -194,11 +195,14 @@ impl Plugin {
         ended.into_iter().collect()
     }
 
-    /// Waits for something of all peers, anew when DNS has others.
+    /// Waits for something of all peers, anew when DNS has others; of none where this plugin leaves before DNS has answered.
     async fn with_peers<F: Future>(&self, wait: impl Fn(Vec<Arc<Peer>>) -> F) -> F::Output {
         let mut changed = self.buses.peers.subscribe();
         loop {
-            let _ = changed.wait_for(|peers| !peers.is_empty()).await;
+            tokio::select! {
+                _ = changed.wait_for(|peers| !peers.is_empty()) => (),
+                _ = self.buses.left.cancelled() => (),
+            }
             tokio::select! {
                 biased;
                 Ok(()) = changed.changed() => (),

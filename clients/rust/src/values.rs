@@ -58,6 +58,10 @@ impl CallError {
         CallError { code: code.into(), stage: stage.into(), message: message.into(), ..Default::default() }
     }
 
+    pub(crate) fn limit(self, name: &str, value: f64) -> Self {
+        CallError { limit: Some(Limit { name: name.into(), value }), ..self }
+    }
+
     /// Returns the code without its prefix, such as `TOOL`; of a code that this version does not know, the number.
     pub fn code_name(&self) -> String {
         let name = |code: ErrorCode| code.as_str_name().trim_start_matches("ERROR_CODE_").to_owned();

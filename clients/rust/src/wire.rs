@@ -162,14 +162,14 @@ pub(crate) async fn why_unanswered(address: &str, path: &str, text: &str, connec
         )
     } else if has(&["UnknownIssuer", "BadSignature"]) {
         format!("{server} is not signed by the ca of the credential {path}: check the address, or {renewal}")
-    } else if connected && values.contains_key("certificate") {
+    } else if !connected || !speaks_tls(target).await {
+        return None; // the server is gone, which says nothing of certificates
+    } else if values.contains_key("certificate") {
         format!(
             "the bus at {address} does not accept the certificate of the credential {path}, which has expired or is for another bus: {renewal}"
         )
-    } else if connected {
-        format!("the bus at {address} asks for a client certificate, and {}", no_certificate(path))
     } else {
-        return None;
+        format!("the bus at {address} asks for a client certificate, and {}", no_certificate(path))
     })
 }
 
@@ -242,6 +242,14 @@ fn texts_of(content: &str) -> HashMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    #[tokio::test]
+    async fn a_server_that_ends_connections_without_tls_does_not_refuse_a_certificate() {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("mtls:{}", server.local_addr().unwrap());
+        tokio::spawn(async move { while server.accept().await.is_ok() {} });
+        assert_eq!(super::why_unanswered(&address, "", "connection reset", true).await, None);
+    }
+
     #[test]
     fn a_credential_is_read_in_all_ways_in_which_toml_writes_texts() {
         let file = "# of ann\naddress = \"tls:h:1\" # where\nname = 'a\\b'\nexpires = 2027-01-01T00:00:00Z\n\ntoken=\"t\\\"1\"\nca = \"\"\"\n-----BEGIN\nx=\n-----END\n\"\"\"\nkey = '''k\n'''\n";

@@ -236,6 +236,56 @@ async fn by_a_name_of_dns_a_plugin_and_a_host_find_each_bus_that_has_it_and_come
 }
 
 #[tokio::test]
+async fn a_plugin_that_one_of_its_buses_refuses_goes_on_at_the_others_and_one_without_buses_ends_when_it_is_closed() {
+    let (first, second) = (Bus::start("127.0.0.1:0"), Bus::start("127.0.0.1:0"));
+    let own = Plugin::with("test", Options { token: "own".into(), ..first.options() });
+    own.ready().await.unwrap();
+    let address = format!("{},{},{}", first.address, second.address, second.address);
+    let plugin = Arc::new(Plugin::with("test", Options { address, ..Default::default() }));
+    plugin.tool("hello", "", |_: Value, _| async { Ok("hello") }).ready().await.unwrap();
+    let running = tokio::spawn({
+        let plugin = plugin.clone();
+        async move { plugin.run().await }
+    });
+    let host = second.host();
+    until(|| async { host.call("hello", ()).await.text() == "hello" }).await;
+    assert!(!running.is_finished());
+    plugin.close().await;
+    assert!(matches!(running.await.unwrap(), Err(Error::Refused(..))));
+
+    let nowhere =
+        Arc::new(Plugin::with("test", Options { address: "dns:no-bus.invalid:1".into(), ..Default::default() }));
+    let running = tokio::spawn({
+        let plugin = nowhere.clone();
+        async move { (plugin.run().await, plugin.ready().await) }
+    });
+    nowhere.close().await;
+    let (ended, ready) = running.await.unwrap();
+    assert!(ended.is_ok() && ready.is_err(), "{ended:?} {ready:?}");
+}
+
+#[tokio::test]
+async fn a_panic_of_an_on_progress_harms_no_call_and_a_bus_that_answers_no_attach_ends_a_listing_in_time() {
+    let bus = Bus::start("127.0.0.1:0");
+    let plugin = Plugin::with("test", bus.options());
+    plugin.tool("steps", "", |_: Value, scope| async move {
+        scope.progress(1.0, 1.0, "");
+        Ok("done")
+    });
+    plugin.ready().await.unwrap();
+    let host = bus.host();
+    for _ in 0..2 {
+        assert_eq!(host.call("steps", ()).on_progress(|_| panic!("of a test")).await.text(), "done");
+    }
+    let address = bus.address.clone();
+    drop((plugin, bus));
+    let silent = tokio::net::TcpListener::bind(address).await.unwrap();
+    let connected = silent.accept().await.unwrap();
+    assert!(matches!(host.list(ListRequest::default()).await, Err(Error::Lost(..))));
+    drop(connected);
+}
+
+#[tokio::test]
 async fn a_host_lends_its_model_to_a_plugin_with_the_permission_within_its_limits() {
     let bus = Bus::start("127.0.0.1:0");
     let host = bus.host();
