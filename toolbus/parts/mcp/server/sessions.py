@@ -108,7 +108,7 @@ MAX_ENDED = 10_000  # stored ids of sessions that clients have ended
 CHANGED = Kind(  # by the digest of a session's id: its level, and the URIs that it subscribes to
     "mcp_sessions", needed=False, without="start without the subscriptions of MCP clients", shared="results"
 )
-MAX_CHANGED = 1_000  # stored sessions of one bus; the one that was changed first makes room
+MAX_CHANGED = 1_000  # stored sessions, of all buses that share a store; the one that was changed first makes room
 IDLE_SECONDS = 1_800.0
 ASK_SECONDS = 300.0  # how long a client and its user may take for an answer
 PURPOSE = "session"  # of a sealed id
