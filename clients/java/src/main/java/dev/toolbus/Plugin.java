@@ -41,18 +41,20 @@ public final class Plugin implements AutoCloseable {
 
     /** Has a peer for each bus; those for others leave, unless they are connected. */
     private synchronized void attach(List<String> buses) {
-        if (!stopped.isDone()) {
-            peers.forEach((address, peer) -> {
-                if (!buses.contains(address) && peer.wire() == null) {
-                    peer.leave();
-                }
-            });
-            peers.entrySet().removeIf(each -> !buses.contains(each.getKey()) && each.getValue().wire() == null);
-            for (String bus : buses) {
-                Peer peer = peers.computeIfAbsent(bus, address -> new Peer(source, options, new Addresses(address), tools, null, null));
-                if (begun) {
-                    peer.begin();
-                }
+        if (stopped.isDone()) {
+            return;
+        }
+        peers.entrySet().removeIf(each -> {
+            boolean gone = !buses.contains(each.getKey()) && each.getValue().wire() == null;
+            if (gone) {
+                each.getValue().leave();
+            }
+            return gone;
+        });
+        for (String bus : buses) {
+            Peer peer = peers.computeIfAbsent(bus, address -> new Peer(source, options, new Addresses(address), tools, null, null));
+            if (begun) {
+                peer.begin();
             }
         }
     }

@@ -120,6 +120,15 @@ class ValuesTest {
     }
 
     @Test
+    void aTokenIsNotSentToAnotherMachineInPlainText() {
+        for (String remote : List.of("h:1", "[2001:db8::1]:1", "10.0.0.1:1")) {
+            BusException problem = assertThrows(BusException.class, () -> new Wire(remote, "own", Map.of("token", "t")));
+            assertTrue(problem.getMessage().endsWith("in plain text: write tls:" + remote), problem.getMessage());
+        }
+        new Wire("[::1]:1", "own", Map.of("token", "t")).close();
+    }
+
+    @Test
     void halvesOfSurrogatePairsAreEscaped() {
         String json = Values.json("a\ud83e\udd50\ud800b");
         assertEquals("\"a🥐\\ud800b\"", json);
