@@ -49,6 +49,16 @@ async def test_300_frames_of_a_megabyte_are_not_kept_by_the_tiny_calls_in_them(c
     assert resident() - before < 100 * MIB
 
 
+async def test_idle_streams_keep_nothing_of_the_last_message_that_came(connect: Connect) -> None:
+    filler = pb.ToolResult(call_id="not in flight", output_json="x" * 8_000_000)
+    peers = [await connect(f"host:{number}") for number in range(20)]
+    before = resident()
+    for peer in peers:
+        await peer.send_frame(wire.InvokeRequest(calls=[peer.ask("steady")], results=[filler]))
+        await until(lambda peer=peer: peer.results, "the result")  # type: ignore[misc]  # so it has been read
+    assert resident() - before < 80 * MIB
+
+
 async def test_progress_and_results_of_a_megabyte_leave_nothing_behind(bus: Bus, connect: Connect) -> None:
     plugin = await connect("plugin", tool("big"))
     host = await connect("host")

@@ -26,7 +26,7 @@ class Limits:
         result_bytes: output and content of one result. A caller over gRPC gets none that is larger than what it
             receives: 4 MiB - 4 KiB for a default client, whose whole stream a larger frame would end.
         held_bytes: arguments and results that the bus holds in all.
-        held_bytes_per_source: the same for the callers of one source.
+        held_bytes_per_source: the same for the callers of one source; also of the messages of an account that wait.
         waiting_bytes: what may wait for a peer that reads slowly; above it the session is closed.
         schema_bytes, schema_depth, schema_nodes: one tool's schema; nodes are counted with references expanded.
         pattern_cost: what the patterns of one schema take to compile, in plain characters.

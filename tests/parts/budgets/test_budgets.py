@@ -9,8 +9,10 @@ import threading
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
+import grpc
 import pytest
 from aiohttp import web
 
@@ -29,7 +31,7 @@ from toolbus.bus.gateway.callback_messages import LARGE_BODY
 from toolbus.bus.streams.invoke_stream import PIECE_BYTES, PIECE_CALLS, first_calls
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, TEXT_BYTES
-from toolbus.errors import Code, InvalidTool
+from toolbus.errors import Code, InvalidTool, LimitExceeded
 from toolbus.parts.budgets import declarations
 from toolbus.parts.budgets.declarations import (
     IDLE_READ_SHARE,
@@ -43,6 +45,7 @@ from toolbus.parts.budgets.declarations import (
 from toolbus.parts.budgets.loop_share import LoopShare
 from toolbus.parts.tripwire import tripwire
 from toolbus.protocol.limits import KIB, MIB, Limits
+from toolbus.protocol.session import MAX_ITEMS
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -492,3 +495,41 @@ async def test_a_large_response_of_a_callback_is_read_at_the_pace_of_the_loop(mo
         assert sum(seconds for _, seconds in spent) >= 2 * LARGE_BODY * BYTE_SECONDS
         assert threads == [False, True]
     await runner.cleanup()
+
+
+def test_what_waits_for_an_account_has_a_bound_and_one_message_of_each_always_fits() -> None:
+    waiting = Account(Limits(held_bytes_per_source=10, held_bytes=25)).budgets.waiting
+    with waiting("x", 12), waiting("y", 5), waiting("y", 5):
+        with (
+            pytest.raises(LimitExceeded, match=r"x .* 13 bytes .* \(limit held_bytes_per_source = 10\)"),
+            waiting("x", 1),
+        ):
+            pass
+        with waiting("z", 2), pytest.raises(LimitExceeded, match=r"\(limit held_bytes = 25\)"), waiting("z", 2):
+            pass
+        with waiting("w", 9):
+            pass
+    with waiting("x", 5), waiting("x", 5):
+        pass
+
+
+async def test_requests_and_frames_that_would_wait_beyond_the_bound_are_refused_by_its_name() -> None:
+    async with running_bus(limits=Limits(held_bytes_per_source=MIB)) as bus, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(RawPeer(await bus.dropin_address())) for _ in range(4)]
+        ids = [(await peer.attach("dropin", token="t")).session_id for peer in peers]
+        budgets = bus.core.calls.dispatcher.seams.budgets
+        assert isinstance(budgets, PeerBudgets)
+        large = [pb.ToolResult(call_id="not in flight", output_json="x" * 400_000)]
+        async with budgets.share.turn("another"):  # so that everything waits
+            await asyncio.gather(*(peer.send(results=large) for peer in peers[:3]))
+            await until(lambda: any(peer.code for peer in peers[:3]), "the end of the stream that would wait too")
+            (ended,) = (peer for peer in peers if peer.code)
+            assert ended.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "held_bytes_per_source = 1048576" in ended.details
+            tools = [tool("large", "x" * 400_000)]
+            with pytest.raises(grpc.aio.AioRpcError, match="held_bytes_per_source = 1048576"):
+                await peers[3].stub.Register(wire.RegisterRequest(session_id=ids[3], tools=tools))
+            # What breaks the rule of the number of items waits for nothing, whatever it takes in memory.
+            await peers[3].send(calls=[pb.ToolCall()] * (MAX_ITEMS + 1))
+            assert (await peers[3].ended())[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert not [peer for peer in peers[:3] if peer is not ended and peer.code]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -15,6 +16,7 @@ Answer = TypeVar("Answer")
 Registered: TypeAlias = wire.RegisterResponse
 Register = Callable[[wire.RegisterRequest], Registered]
 REFUSED = "refused"  # the account of all whom the bus does not let in
+ITEM_BYTES, RPC_BYTES = 128, 16 * 1024  # of memory that an empty item of a message takes, and an RPC, about
 LONG_BYTES = 8 * 1024  # of texts that may take more than 20 ms to be searched for secrets: beside the loop then
 REFUSAL_SECONDS, REQUEST_SECONDS = 0.0005, 0.001  # of the loop that a refusal and an HTTP request take, about
 
@@ -31,6 +33,15 @@ class Declaring:
 
 class Budgets:
     """Lets each peer use what it wants; the part `budgets` bounds it."""
+
+    @contextmanager
+    def waiting(self, account: str, size: int) -> Iterator[None]:
+        """Counts a message of so many bytes while it waits for the turn of an account.
+
+        Raises:
+            LimitExceeded: too much waits.
+        """
+        yield
 
     async def run(self, account: str, work: Callable[[], Answer]) -> Answer:
         """Works for an account when it is its turn."""

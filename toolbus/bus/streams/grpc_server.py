@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from toolbus.bus.access.budgets import REFUSED, Declaring
+from toolbus.bus.access.budgets import ITEM_BYTES, REFUSED, RPC_BYTES, Declaring
 from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Trust
@@ -123,6 +123,7 @@ class GrpcCarrier:
                     receive(frame)
                 else:
                     await stream.take(frame)
+                del frame  # the next one may take long to come
             # grpcio reports the end of input for a broken connection too, and cancels this task a moment later.
             await asyncio.sleep(CONNECTION_LOST_SECONDS)
             stream.half_close()
@@ -214,13 +215,17 @@ class ToolBusService:
     async def _respond(self, method: str, request: Any, context: Context) -> Any:
         try:
             identity, budgets = rpc_identity(), self._dispatcher.seams.budgets
-            work = partial(self._answer, method, request, identity)
             peer = self._presence.sessions.get(getattr(request, "session_id", ""))
             if peer is not None and peer.trust is not Trust.OWN and isinstance(request, wire.RegisterRequest):
-                declaring = Declaring(peer.principal.account, peer.source, peer.qualified, request.tools)
-                return await budgets.register(declaring, request, partial(self._answer, method, identity=identity))
+                account, size = peer.principal.account, request.ByteSize() + ITEM_BYTES * len(request.tools)
+                declaring = Declaring(account, peer.source, peer.qualified, request.tools)
+                with budgets.waiting(account, RPC_BYTES + size):
+                    return await budgets.register(declaring, request, partial(self._answer, method, identity=identity))
+            work = partial(self._answer, method, request, identity)
             if identity.scopes is not None or self.is_guarded:
-                return await budgets.run(Principal(identity=identity).account or REFUSED, work)
+                account = Principal(identity=identity).account or REFUSED
+                with budgets.waiting(account, RPC_BYTES + request.ByteSize()):
+                    return await budgets.run(account, work)
             return work()
         except Exception as error:
             await _abort(context, error)

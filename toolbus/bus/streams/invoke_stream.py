@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-from toolbus.bus.access.budgets import LONG_BYTES, Declaring
+from toolbus.bus.access.budgets import ITEM_BYTES, LONG_BYTES, Declaring
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, bad_call_id
@@ -24,7 +24,7 @@ from toolbus.bus.catalog.entry import Trust
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.stall import StallWatch
-from toolbus.errors import Code, ToolBusError, grpc_status
+from toolbus.errors import Code, LimitExceeded, ToolBusError, grpc_status
 from toolbus.protocol.session import MAX_ITEMS, Outbox, State
 from toolbus.protocol.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -354,12 +354,25 @@ class InvokeStream:
 
     async def take(self, frame: wire.InvokeRequest) -> None:
         """Handles a message of any other peer, within its budgets."""
+        if max(len(frame.calls), len(frame.results), len(frame.progress), len(frame.cancels)) > MAX_ITEMS:
+            self.receive(frame)  # is refused: takes less than to wait with millions of items
+            return
+        principal, size = self._peer.principal, frame.ByteSize()
+        source = frame.attach.source if frame.HasField("attach") else principal.source
+        nested = len(frame.attach.tools) + sum(len(result.content) for result in frame.results)
+        try:
+            with self._seams.budgets.waiting(principal.of_source(source).account, size + ITEM_BYTES * nested):
+                await self._take_in_turn(frame, size)
+        except LimitExceeded as error:
+            self.end(*grpc_status(error))
+
+    async def _take_in_turn(self, frame: wire.InvokeRequest, size: int) -> None:
         budgets, principal = self._seams.budgets, self._peer.principal
         work: Callable[[], None] = partial(self.receive, frame)
-        if (frame.results or frame.progress) and frame.ByteSize() > LONG_BYTES:
+        if (frame.results or frame.progress) and size > LONG_BYTES:
             work = await budgets.judge(principal, self._peer.pending, frame, work)
         if not frame.HasField("attach"):
-            while len(frame.calls) <= MAX_ITEMS and (piece := first_calls(frame)):
+            while piece := first_calls(frame):
                 await budgets.spend(principal.account, PIECE_SECONDS)
                 await budgets.run(principal.account, partial(self.receive, piece))
             await budgets.run(principal.account, work)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from toolbus.bus.streams.catalog_messages import MAX_WAITING_SHOWN
 from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, Cause, Refusal, add_refused
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
-from toolbus.errors import InvalidTool
+from toolbus.errors import InvalidTool, LimitExceeded
 from toolbus.parts.budgets.beside_loop import beside_loop
 from toolbus.parts.budgets.loop_share import MAX_ACCOUNTS, LoopShare
 from toolbus.protocol.limits import Limits
@@ -93,12 +94,30 @@ class PeerBudgets(Budgets):
         self._declaring: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one request of an account
         self._compiling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one piece of an account
         self._due: NewestCache[str, float] = NewestCache(MAX_ACCOUNTS)  # when more tools of an account may be read
+        self._waiting = Counter[str]()  # bytes of messages that wait for their turn, by account
         self._thread = ThreadPoolExecutor(1, "toolbus declarations")
         self._read: dict[bytes, Read] = {}  # what the thread has read of the request that is being judged
 
     def close(self) -> None:
         """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def waiting(self, account: str, size: int) -> Iterator[None]:
+        """Counts a message while it waits; one of each account always fits."""
+        waiting, limits = self._waiting, self._limits
+        held = waiting[account] + size
+        for limit, wait in (("held_bytes_per_source", held), ("held_bytes", waiting.total() + size)):
+            if wait > (value := getattr(limits, limit)) and waiting[account]:
+                what = f"messages of {account} wait for their turn in the bus, with which {wait} bytes would wait"
+                raise LimitExceeded(limit, value, f"{what}: send less at once, or over fewer sessions")
+        waiting[account] = held
+        try:
+            yield
+        finally:
+            waiting[account] -= size
+            if not waiting[account]:
+                del waiting[account]
 
     async def run(self, account: str, work: Callable[[], Answer]) -> Answer:
         """Works for an account when it is its turn."""
