@@ -21,9 +21,9 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import IntEnum
-from typing import cast
+from typing import Any, cast
 
 log = logging.getLogger("toolbus.lane")
 
@@ -100,6 +100,7 @@ class LaneConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None  # None before it is connected, and after its end
         self._paused = False  # whether the other end reads too slowly
         self._planned = False  # whether `_flush` will run soon
+        self._holding: asyncio.Task[None] | None = None  # handles the frame before the next ones are read; None: none
 
     # -- for the ends --------------------------------------------------------------------------------------------
 
@@ -129,6 +130,19 @@ class LaneConnection(asyncio.Protocol):
         """Writes a frame; one that has to wait in this process for the other end clears `may_write`."""
         if self._transport is not None:
             self._transport.write(HEADER.pack(len(payload), kind) + payload)
+
+    def hold(self, handling: Coroutine[Any, Any, None]) -> None:
+        """Reads no further frame until the one before is handled."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self._holding = self._loop.create_task(handling)
+        self._holding.add_done_callback(self._go_on)
+
+    def _go_on(self, handled: asyncio.Task[None]) -> None:
+        self._holding = None
+        if self._transport is not None and not handled.cancelled():
+            self._transport.resume_reading()
+            self.data_received(b"")
 
     def wake(self) -> None:
         """Has `write_waiting` called soon, once for all that is put in before that."""
@@ -175,7 +189,7 @@ class LaneConnection(asyncio.Protocol):
             data = bytes(part)
             part.clear()
         start, length = 0, len(data)
-        while length - start >= HEADER.size and not self.over:
+        while length - start >= HEADER.size and not self.over and self._holding is None:
             size, kind = HEADER.unpack_from(data, start)
             if size > self._max_bytes:
                 text = f"a message of {size} bytes is above the limit message_bytes = {self._max_bytes}: send less"

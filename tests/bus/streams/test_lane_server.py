@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
+from toolbus.bus.access.budgets import MANY_TOOLS
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.config import Config
 from toolbus.bus.streams.lane_server import LaneServer
@@ -103,6 +104,20 @@ async def test_a_session_runs_over_the_lane_and_says_so_to_operators() -> None:
         sent = (await peer.response()).calls[0]
         peer.message(results=[pb.ToolResult(call_id=sent.call_id, output_json=sent.arguments_json)])
         assert (await call).output == {"a": 1}
+
+
+async def test_what_comes_behind_an_attach_with_many_tools_is_read_after_it() -> None:
+    async with bus_with() as bus, peer_of(bus) as peer:
+        peer.attach("raw", *(f"t{number}" for number in range(5 * MANY_TOOLS)))
+        peer.message(calls=[pb.ToolCall(call_id="1", name="missing")])
+        await peer.writer.drain()
+        peer.message(calls=[pb.ToolCall(call_id="2", name="missing")])
+        peer.send(FrameKind.HALF_CLOSE)
+        assert len((await peer.attached()).registered) == 5 * MANY_TOOLS
+        results = [*(await peer.response()).results]
+        results += (await peer.response()).results if len(results) < 2 else ()
+        assert [each.call_id for each in results] == ["1", "2"]
+        assert await peer.status() == ("OK", "its stream ended")
 
 
 async def test_results_reach_a_caller_in_messages_that_it_can_begin_with_early() -> None:

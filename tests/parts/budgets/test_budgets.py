@@ -20,7 +20,7 @@ from tests.bus.gateway.misbehaving import offer
 from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
-from toolbus.bus.access.budgets import Declaring
+from toolbus.bus.access.budgets import OWN, Declaring
 from toolbus.bus.calls.call import Seams
 from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool, memory_of, read_tool
 from toolbus.bus.catalog.policy import Policy
@@ -283,7 +283,8 @@ async def test_two_requests_of_one_account_do_not_use_the_same_room() -> None:
     assert [len(each) for each in refused] == [0, 4, 4]
 
 
-async def test_many_tools_are_read_beside_the_loop_which_goes_on_meanwhile() -> None:
+@pytest.mark.parametrize("whose", ["x", OWN], ids=["less trusted", "own"])
+async def test_many_tools_are_read_while_the_loop_goes_on(whose: str) -> None:
     account, turns = Account(Limits()), 0
 
     async def beat() -> None:
@@ -293,7 +294,7 @@ async def test_many_tools_are_read_beside_the_loop_which_goes_on_meanwhile() -> 
             await asyncio.sleep(0)
 
     beating = asyncio.create_task(beat())
-    assert not await account.declare("x", "x", *(wide(f"a{number}", 300) for number in range(20)))
+    assert not await account.declare(whose, "x", *(wide(f"a{number}", 300) for number in range(20)))
     beating.cancel()
     assert turns > 10
 

@@ -15,8 +15,10 @@ from toolbus.v1 import tool_pb2 as pb
 Answer = TypeVar("Answer")
 Registered: TypeAlias = wire.RegisterResponse
 Register = Callable[[wire.RegisterRequest], Registered]
+OWN = ""  # the account of the bus's own programs, without bounds
 REFUSED = "refused"  # the account of all whom the bus does not let in
 ITEM_BYTES, RPC_BYTES = 128, 16 * 1024  # of memory that an empty item of a message takes, and an RPC, about
+MANY_TOOLS = 40  # of one message; more hold up the loop for longer than a millisecond, so others have turns meanwhile
 LONG_BYTES = 8 * 1024  # of texts that may take more than 20 ms to be searched for secrets: beside the loop then
 REFUSAL_SECONDS, REQUEST_SECONDS = 0.0005, 0.001  # of the loop that a refusal and an HTTP request take, about
 

@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from toolbus.bus.access.budgets import ITEM_BYTES, REFUSED, RPC_BYTES, Declaring
+from toolbus.bus.access.budgets import ITEM_BYTES, MANY_TOOLS, OWN, REFUSED, RPC_BYTES, Declaring
 from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Trust
@@ -119,10 +119,10 @@ class GrpcCarrier:
         read, receive = self._context.read, stream.receive
         try:
             while stream.ended is None and (frame := await read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the published stubs lag
-                if stream.is_own:
-                    receive(frame)
-                else:
+                if stream.waits(frame):
                     await stream.take(frame)
+                else:
+                    receive(frame)
                 del frame  # the next one may take long to come
             # grpcio reports the end of input for a broken connection too, and cancels this task a moment later.
             await asyncio.sleep(CONNECTION_LOST_SECONDS)
@@ -202,34 +202,37 @@ class ToolBusService:
             "Attached.session_id"
         )
 
-    def answer(self, method: str, request: bytes, identity: Identity) -> bytes:
+    async def answer(self, method: str, request: bytes, identity: Identity) -> bytes:
         """Runs a unary RPC; returns the response as it is sent.
 
         Raises:
             DecodeError: the request is not a message.
             ToolBusError: it is refused.
         """
-        response: bytes = self._answer(method, self.unary[method][0].FromString(request), identity).SerializeToString()
-        return response
+        answer = await self._answer_in_turn(method, self.unary[method][0].FromString(request), identity)
+        return answer.SerializeToString()  # type: ignore[no-any-return]
 
     async def _respond(self, method: str, request: Any, context: Context) -> Any:
         try:
-            identity, budgets = rpc_identity(), self._dispatcher.seams.budgets
-            peer = self._presence.sessions.get(getattr(request, "session_id", ""))
-            if peer is not None and peer.trust is not Trust.OWN and isinstance(request, wire.RegisterRequest):
-                account, size = peer.principal.account, request.ByteSize() + ITEM_BYTES * len(request.tools)
-                declaring = Declaring(account, peer.source, peer.qualified, request.tools)
-                with budgets.waiting(account, RPC_BYTES + size):
-                    return await budgets.register(declaring, request, partial(self._answer, method, identity=identity))
-            work = partial(self._answer, method, request, identity)
-            if identity.scopes is not None or self.is_guarded:
-                account = Principal(identity=identity).account or REFUSED
-                with budgets.waiting(account, RPC_BYTES + request.ByteSize()):
-                    return await budgets.run(account, work)
-            return work()
+            return await self._answer_in_turn(method, request, rpc_identity())
         except Exception as error:
             await _abort(context, error)
             raise  # never reached: abort raises
+
+    async def _answer_in_turn(self, method: str, request: Any, identity: Identity) -> Any:
+        budgets, work = self._dispatcher.seams.budgets, partial(self._answer, method, identity=identity)
+        tools = request.tools if isinstance(request, wire.RegisterRequest) else ()
+        peer = self._presence.sessions.get(request.session_id) if tools else None
+        if peer is not None and (peer.trust is not Trust.OWN or len(tools) > MANY_TOOLS):
+            account = OWN if peer.trust is Trust.OWN else peer.principal.account
+            declaring = Declaring(account, peer.source, peer.qualified, tools)
+            with budgets.waiting(account, RPC_BYTES + request.ByteSize() + ITEM_BYTES * len(tools)):
+                return await budgets.register(declaring, request, work)
+        if identity.scopes is not None or self.is_guarded:
+            account = Principal(identity=identity).account or REFUSED
+            with budgets.waiting(account, RPC_BYTES + request.ByteSize()):
+                return await budgets.run(account, partial(work, request))
+        return work(request)
 
     def _answer(self, method: str, request: Any, identity: Identity) -> Any:
         try:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-from toolbus.bus.access.budgets import ITEM_BYTES, LONG_BYTES, Declaring
+from toolbus.bus.access.budgets import ITEM_BYTES, LONG_BYTES, MANY_TOOLS, OWN, Declaring
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, bad_call_id
@@ -347,39 +347,39 @@ class InvokeStream:
         if not self._held.holding:
             self._handle.update(self._plain)
 
-    @property
-    def is_own(self) -> bool:
-        """Whether its peer is a program of the bus's own user, without budgets."""
-        return self._peer.trust is Trust.OWN
+    def waits(self, frame: wire.InvokeRequest) -> bool:
+        """Tells whether a message is one for `take`: of any peer but an own program, or with many tools."""
+        is_own = self._peer.trust is Trust.OWN
+        return not is_own or (frame.HasField("attach") and len(frame.attach.tools) > MANY_TOOLS)
 
     async def take(self, frame: wire.InvokeRequest) -> None:
-        """Handles a message of any other peer, within its budgets."""
+        """Handles a message within the budgets of its peer; an own program only lets others have their turns."""
         if max(len(frame.calls), len(frame.results), len(frame.progress), len(frame.cancels)) > MAX_ITEMS:
             self.receive(frame)  # is refused: takes less than to wait with millions of items
             return
         principal, size = self._peer.principal, frame.ByteSize()
-        source = frame.attach.source if frame.HasField("attach") else principal.source
         nested = len(frame.attach.tools) + sum(len(result.content) for result in frame.results)
         try:
-            with self._seams.budgets.waiting(principal.of_source(source).account, size + ITEM_BYTES * nested):
-                await self._take_in_turn(frame, size)
+            source = frame.attach.source if frame.HasField("attach") else principal.source
+            account = OWN if self._peer.trust is Trust.OWN else principal.of_source(source).account
+            with self._seams.budgets.waiting(account, size + ITEM_BYTES * nested):
+                await self._take_in_turn(frame, size, account)
         except LimitExceeded as error:
             self.end(*grpc_status(error))
 
-    async def _take_in_turn(self, frame: wire.InvokeRequest, size: int) -> None:
+    async def _take_in_turn(self, frame: wire.InvokeRequest, size: int, account: str) -> None:
         budgets, principal = self._seams.budgets, self._peer.principal
         work: Callable[[], None] = partial(self.receive, frame)
         if (frame.results or frame.progress) and size > LONG_BYTES:
             work = await budgets.judge(principal, self._peer.pending, frame, work)
         if not frame.HasField("attach"):
             while piece := first_calls(frame):
-                await budgets.spend(principal.account, PIECE_SECONDS)
-                await budgets.run(principal.account, partial(self.receive, piece))
-            await budgets.run(principal.account, work)
+                await budgets.spend(account, PIECE_SECONDS)
+                await budgets.run(account, partial(self.receive, piece))
+            await budgets.run(account, work)
             return
         self._opening.cancel()
         attach = frame.attach
-        account = principal.of_source(attach.source).account
         await budgets.declare(Declaring(account, attach.source, attach.qualified, attach.tools), work)
 
     def receive(self, frame: wire.InvokeRequest) -> None:

@@ -118,11 +118,11 @@ class _BusConnection(LaneConnection):
             except DecodeError as error:
                 stream.undecodable(error)
             else:
-                stream.receive(message)
+                self.hold(stream.take(message)) if stream.waits(message) else stream.receive(message)
         elif stream is not None and kind == FrameKind.HALF_CLOSE:
             stream.half_close()
         elif self._method and stream is None and kind == FrameKind.MESSAGE:
-            self._answer(payload)
+            self.hold(self._answer(payload))
         elif not self._method and kind == FrameKind.OPEN:
             self._open(payload.decode("ascii", "replace"))
         else:
@@ -146,9 +146,9 @@ class _BusConnection(LaneConnection):
         except ToolBusError as error:
             self._end(*grpc_status(error))
 
-    def _answer(self, payload: bytes) -> None:
+    async def _answer(self, payload: bytes) -> None:
         try:
-            response = self._server.service.answer(self._method, payload, LOCAL)
+            response = await self._server.service.answer(self._method, payload, LOCAL)
         except DecodeError as error:
             self._end("INVALID_ARGUMENT", f"the request cannot be decoded: {error}")
         except Exception as error:

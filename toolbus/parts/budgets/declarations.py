@@ -11,13 +11,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from toolbus.bus.access.budgets import Budgets, Declaring, Register, Registered
+from toolbus.bus.access.budgets import OWN, Budgets, Declaring, Register, Registered
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Seams
 from toolbus.bus.catalog.entry import CompiledTool, Entry, declared_twice, memory_of, read_tool
@@ -41,6 +41,7 @@ MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 # Of the time, for the tools of one account while own programs call, and else; at once, after a rest. The thread and the
 # loop take turns with the interpreter, so that calls take several times as long meanwhile.
 READ_SHARE, IDLE_READ_SHARE, READ_BURST_SECONDS = 0.01, 0.2, 0.1
+SLICE_SECONDS = 0.001  # of reading the tools of own programs before it is the turn of others
 LONG_PIECE_SECONDS = 0.01  # a piece that took n times as long counts n times
 Read = CompiledTool | InvalidTool
 
@@ -108,7 +109,7 @@ class PeerBudgets(Budgets):
         waiting, limits = self._waiting, self._limits
         held = waiting[account] + size
         for limit, wait in (("held_bytes_per_source", held), ("held_bytes", waiting.total() + size)):
-            if wait > (value := getattr(limits, limit)) and waiting[account]:
+            if account and wait > (value := getattr(limits, limit)) and waiting[account]:
                 what = f"messages of {account} wait for their turn in the bus, with which {wait} bytes would wait"
                 raise LimitExceeded(limit, value, f"{what}: send less at once, or over fewer sessions")
         waiting[account] = held
@@ -120,7 +121,10 @@ class PeerBudgets(Budgets):
                 del waiting[account]
 
     async def run(self, account: str, work: Callable[[], Answer]) -> Answer:
-        """Works for an account when it is its turn."""
+        """Works for an account when it is its turn; for own programs after others have had theirs."""
+        if account == OWN:
+            await asyncio.sleep(0)
+            return work()
         return await self.share.run(account, work)
 
     async def beside(
@@ -213,7 +217,8 @@ class PeerBudgets(Budgets):
         """Does the same, a few tools at a time where each is judged on its own."""
         parts, again = [request], list[Refusal]()
         if len(request.tools) > PART_TOOLS and not request.all_or_none:
-            parts, again = await self.beside(declaring.account, partial(_parts, request))
+            cut = partial(_parts, request)
+            parts, again = cut() if declaring.account == OWN else await self.beside(declaring.account, cut)
         async with self._reading(declaring) as judge:
             responses = [await judge(partial(work, part)) for part in parts]
         return _joined(responses, again, self._receives(request.session_id))
@@ -231,6 +236,10 @@ class PeerBudgets(Budgets):
             finally:
                 self._read = {}
 
+        if account == OWN:
+            read = await self._read_in_slices(declaring)
+            yield lambda work: self.run(account, partial(judge, work))
+            return
         async with self._declaring.setdefault(account, asyncio.Lock()):  # so that no two use the same room
             try:
                 read = await self._read_beside(declaring)
@@ -240,6 +249,19 @@ class PeerBudgets(Budgets):
                 began = time.thread_time()
                 self._sum(account)
                 self.share.spent(time.thread_time() - began)
+
+    async def _read_in_slices(self, declaring: Declaring) -> dict[bytes, Read]:
+        """Reads the tools of an own program; those that break a rule are left to who judges them."""
+        read, trusted = dict[bytes, Read](), not self._policy.is_untrusted(declaring.source)
+        ends = time.thread_time() + SLICE_SECONDS
+        for message in declaring.tools:
+            with suppress(InvalidTool):
+                tool = read_tool(message, self._limits, qualified=declaring.qualified, hints_trusted=trusted)
+                read[_digest(message)] = tool
+            if time.thread_time() > ends:
+                await asyncio.sleep(0)
+                ends = time.thread_time() + SLICE_SECONDS
+        return read
 
     async def _read_beside(self, declaring: Declaring) -> dict[bytes, Read]:
         read: dict[bytes, Read] = {}
