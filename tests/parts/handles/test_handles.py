@@ -335,6 +335,22 @@ async def test_results_end_with_their_time_and_are_bounded_in_number(tmp_path: P
     assert (got(many, uris[0]), got(many, uris[-1])) == (None, b"x")
 
 
+async def test_a_shorter_time_holds_for_results_of_earlier_runs_and_a_longer_one_only_for_new_ones(
+    tmp_path: Path,
+) -> None:
+    now, uris = 1_000.0, list[str]()
+    for ttl in (100, 10, 50):
+        store = store_of(tmp_path / "results", lambda: now, ttl_seconds=ttl, memory_bytes=0)
+        uris.append(put(store, b"content"))
+        await store.close()
+        now += 1.0
+    for moment, left in ((1_010.5, [True, True, True]), (1_011.5, [True, False, True]), (1_060.0, [False] * 3)):
+        now = moment
+        store.expire()
+        assert [got(store, uri) is not None for uri in uris] == left
+        assert len(list((tmp_path / "results").iterdir())) == sum(left)
+
+
 KILLED = """
 import asyncio, itertools, sys
 from pathlib import Path

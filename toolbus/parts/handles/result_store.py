@@ -96,17 +96,21 @@ class ResultStore:
         return f"<ResultStore stored={len(self._stored)} memory={self._bytes[_IN_MEMORY]}>"
 
     def open(self) -> None:
-        """Finds the files of earlier runs; one that is damaged is removed."""
+        """Finds the files of earlier runs, which end no later than if they were new; one that is damaged is removed."""
         if self._folder is None or not self._folder.is_dir():
             return
+        now, kept = self._clock(), list[Stored]()
         files = [path for path in self._folder.iterdir() if path.is_file()]  # a volume of its own has a lost+found
         for path in sorted(files, key=lambda each: each.stat().st_mtime):
             stored = _header_of(path)
-            if stored is None or stored.expires <= self._clock():
+            if stored is None or stored.expires <= now:
                 path.unlink(missing_ok=True)
             else:
-                self._stored[stored.id] = stored
-                self._count(stored, stored.size)
+                stored.expires = min(stored.expires, now + self._rules.ttl_seconds)
+                kept.append(stored)
+        for stored in sorted(kept, key=lambda each: each.expires):
+            self._stored[stored.id] = stored
+            self._count(stored, stored.size)
 
     async def close(self) -> None:
         """Writes what is in memory to files."""
@@ -200,7 +204,7 @@ class ResultStore:
         return content
 
     def expire(self) -> None:
-        """Drops the results whose time has passed; all have the same, so the oldest are first."""
+        """Drops the results whose time has passed, which are the first: all that are added have the same."""
         now = self._clock()
         for stored in list(itertools.takewhile(lambda each: each.expires <= now, self._stored.values())):
             self._drop(stored)
