@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from functools import partial
 
 import psutil
@@ -131,6 +132,24 @@ async def test_sessions_that_come_and_go_leave_no_state(bus: Bus, connect: Conne
     await until_sessions(bus, before["sessions"])
     assert (await stats(bus))["sources"] == before["sources"]
     assert not (await host.call("steady")).is_error
+
+
+@pytest.mark.parametrize("drains", [True, False])
+async def test_a_session_is_freed_with_its_end_and_not_by_the_next_garbage_collection(
+    bus: Bus, connect: Connect, drains: bool
+) -> None:
+    peer = await connect("plugin", tool("t"), answer=echo)
+    assert not (await (await connect("host")).call("t")).is_error
+    (session,) = map(weakref.ref, bus.core.sessions.presence.by_source["plugin"].values())
+    gc.disable()
+    try:
+        if drains:
+            await peer.send(drain=wire.Drain())
+            await peer.ended()
+        await peer.close()
+        await until(lambda: session() is None, "the end of the session")
+    finally:
+        gc.enable()
 
 
 async def test_unread_calls_of_dead_callers_leave_no_state(bus: Bus, connect: Connect) -> None:

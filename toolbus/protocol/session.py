@@ -237,6 +237,11 @@ class Outbox(Generic[Frame]):
                 return True
         return False
 
+    def disconnect(self) -> None:
+        """Drops all waiting frames, and the writer."""
+        self.discard()
+        self.wake = self.full = self.flooded = _ignore
+
     def discard(self) -> None:
         """Drops all waiting frames, since the peer will not read them."""
         self._frames.clear()

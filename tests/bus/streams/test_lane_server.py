@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -224,6 +226,19 @@ async def test_a_message_above_the_limit_ends_the_stream_before_it_has_come() ->
         code, text = await peer.status()
         assert (code, "10001" in text, "message_bytes = 10000" in text) == ("RESOURCE_EXHAUSTED", True, True)
         await until(lambda: not bus.core.sessions.presence.sessions, "the session to end")
+
+
+async def test_a_session_is_freed_with_its_end_and_not_by_the_next_garbage_collection() -> None:
+    async with bus_with() as bus:
+        gc.disable()
+        try:
+            async with peer_of(bus) as peer:
+                peer.attach("raw", "one")
+                await peer.attached()
+                (session,) = map(weakref.ref, bus.core.sessions.presence.sessions.values())
+            await until(lambda: session() is None, "the end of the session")
+        finally:
+            gc.enable()
 
 
 async def test_unary_rpcs_answer_over_connections_of_their_own() -> None:

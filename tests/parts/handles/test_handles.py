@@ -339,8 +339,12 @@ async def test_a_shorter_time_holds_for_results_of_earlier_runs_and_a_longer_one
     tmp_path: Path,
 ) -> None:
     now, uris = 1_000.0, list[str]()
+
+    def clock() -> float:
+        return now
+
     for ttl in (100, 10, 50):
-        store = store_of(tmp_path / "results", lambda: now, ttl_seconds=ttl, memory_bytes=0)
+        store = store_of(tmp_path / "results", clock, ttl_seconds=ttl, memory_bytes=0)
         uris.append(put(store, b"content"))
         await store.close()
         now += 1.0

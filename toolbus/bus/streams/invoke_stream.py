@@ -448,10 +448,11 @@ class InvokeStream:
         self._peer.outbox.write_early(items, full)
 
     def drop(self) -> None:
-        """Drops what still waits; for the end of its carrier."""
+        """Drops what still waits, and all cycles, which a garbage collection would free later; for its carrier's end."""
         self._opening.cancel()
-        self._peer.outbox.discard()
         self._held.drop()
+        self._handle, self._plain = {}, {}
+        self._peer.disconnect()
 
     def _note_stall(self) -> None:
         if self._stalls.clock() > self._stalls.due:

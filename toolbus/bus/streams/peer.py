@@ -62,6 +62,11 @@ class Peer(Session[wire.InvokeResponse]):
     def __repr__(self) -> str:
         return f"<Peer {self.source}/{self.instance} {super().__repr__()}>"
 
+    def disconnect(self) -> None:
+        """Leaves the RPC, which has ended."""
+        self.outbox.disconnect()
+        self.close = _no_rpc
+
     @property
     def trust(self) -> Trust:
         """How far its source is trusted."""
