@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -168,6 +170,21 @@ async def test_one_host_serves_several_loops() -> None:
         elsewhere = asyncio.to_thread(asyncio.run, ten())
         here, there = await within(asyncio.gather(ten(), elsewhere))
         assert here == there == list(range(10))
+
+
+async def test_a_host_keeps_no_loop_that_was_closed() -> None:
+    async with running_bus() as bus, Host(at(bus)) as host, calculator(at(bus)) as plugin:
+        await within(plugin.ready())
+        loops = weakref.WeakSet[asyncio.AbstractEventLoop]()
+
+        async def call() -> None:
+            loops.add(asyncio.get_running_loop())
+            await host.call("add", {"a": 1, "b": 0})
+
+        for _ in range(5):
+            await within(asyncio.to_thread(asyncio.run, call()))
+        gc.collect()
+        assert len(loops) == 1, "only that of the last call"
 
 
 async def test_closing_ends_the_calls_in_flight_as_cancelled_and_refuses_new_ones() -> None:

@@ -13,7 +13,6 @@ import os
 import queue
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -452,15 +451,17 @@ class Host(HostBase):
     """
 
     @functools.cached_property
-    def _callers(self) -> weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]:
+    def _callers(self) -> dict[asyncio.AbstractEventLoop, LoopCalls]:
         """The caller of each loop: it passes the calls of one turn to the connection together."""
-        return weakref.WeakKeyDictionary()
+        return {}
 
     _caller: LoopCalls | None = None  # that of the loop that called last; None before the first call and once closed
 
     def _caller_of(self, loop: asyncio.AbstractEventLoop) -> LoopCalls:
         connection = self._begin()
         if loop not in self._callers:
+            for ended in [each for each in list(self._callers) if each.is_closed()]:
+                self._callers.pop(ended, None)
             self._callers[loop] = LoopCalls(connection, loop)
         self._caller = caller = self._callers[loop]
         return caller

@@ -448,7 +448,7 @@ class InvokeStream:
         self._peer.outbox.write_early(items, full)
 
     def drop(self) -> None:
-        """Drops what still waits, and all cycles, which a garbage collection would free later; for its carrier's end."""
+        """Drops what still waits, and cycles that only a garbage collection would free; for the carrier's end."""
         self._opening.cancel()
         self._held.drop()
         self._handle, self._plain = {}, {}
