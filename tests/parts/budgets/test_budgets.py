@@ -28,7 +28,6 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.callback import BYTE_SECONDS
 from toolbus.bus.gateway.callback_messages import LARGE_BODY
-from toolbus.bus.streams.invoke_stream import PIECE_BYTES, PIECE_CALLS, first_calls
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, TEXT_BYTES
 from toolbus.errors import Code, InvalidTool, LimitExceeded
@@ -37,9 +36,12 @@ from toolbus.parts.budgets.declarations import (
     IDLE_READ_SHARE,
     MAX_NODES,
     PART_TOOLS,
+    PIECE_BYTES,
+    PIECE_CALLS,
     READ_BURST_SECONDS,
     READ_SHARE,
     PeerBudgets,
+    first_calls,
     rest_of,
 )
 from toolbus.parts.budgets.loop_share import LoopShare

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,10 +13,10 @@ from toolbus.v1 import tool_pb2 as pb
 
 Answer = TypeVar("Answer")
 Registered: TypeAlias = wire.RegisterResponse
+Receive = Callable[[wire.InvokeRequest], None]
 Register = Callable[[wire.RegisterRequest], Registered]
 OWN = ""  # the account of the bus's own programs, without bounds
 REFUSED = "refused"  # the account of all whom the bus does not let in
-ITEM_BYTES, RPC_BYTES = 128, 16 * 1024  # of memory that an empty item of a message takes, and an RPC, about
 MANY_TOOLS = 40  # of one message; more hold up the loop for longer than a millisecond, so others have turns meanwhile
 LONG_BYTES = 8 * 1024  # of texts that may take more than 20 ms to be searched for secrets: beside the loop then
 REFUSAL_SECONDS, REQUEST_SECONDS = 0.0005, 0.001  # of the loop that a refusal and an HTTP request take, about
@@ -36,25 +35,26 @@ class Declaring:
 class Budgets:
     """Lets each peer use what it wants; the part `budgets` bounds it."""
 
-    @contextmanager
-    def waiting(self, account: str, size: int) -> Iterator[None]:
-        """Counts a message of so many bytes while it waits for the turn of an account.
+    async def take(
+        self, sender: Principal | None, calls: Mapping[str, Any], frame: wire.InvokeRequest, receive: Receive
+    ) -> None:
+        """Handles a message when it is the turn of its account.
+
+        Args:
+            sender: whose it is; None: an own program's.
+            calls: that it may answer, by their ids.
 
         Raises:
-            LimitExceeded: too much waits.
+            LimitExceeded: too many of the account's messages wait.
         """
-        yield
+        receive(frame)
 
-    async def run(self, account: str, work: Callable[[], Answer]) -> Answer:
-        """Works for an account when it is its turn."""
-        return work()
-
-    async def declare(self, declaring: Declaring, work: Callable[[], Answer]) -> Answer:
-        """Does the same where the work reads declared tools; they are read before."""
-        return work()
+    async def answer(self, account: str, request: Any, work: Callable[[Any], Answer]) -> Answer:
+        """Answers a request of an account; raises as `take`."""
+        return work(request)
 
     async def register(self, declaring: Declaring, request: wire.RegisterRequest, work: Register) -> Registered:
-        """Does the same for a request, which may be done in several that have some of its tools each."""
+        """Does the same for a request with tools, which may be done in several that have some of its tools each."""
         return work(request)
 
     async def beside(self, account: str, work: Callable[[], Answer]) -> Answer:
@@ -64,12 +64,6 @@ class Budgets:
     async def compile(self, account: str, work: Callable[[], Answer]) -> Answer:
         """Reads tools of an account, which takes long, beside the loop."""
         return await asyncio.to_thread(work)
-
-    async def judge(
-        self, principal: Principal, calls: Mapping[str, Any], frame: wire.InvokeRequest, work: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Searches what a message says of some calls for secrets beside the loop; returns work with the verdicts."""
-        return work
 
     async def spend(self, account: str, seconds: float) -> None:
         """Waits for the turn of an account, for work that takes about so long."""

@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from toolbus.bus.access.budgets import ITEM_BYTES, MANY_TOOLS, OWN, REFUSED, RPC_BYTES, Declaring
+from toolbus.bus.access.budgets import MANY_TOOLS, OWN, REFUSED, Declaring
 from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Trust
@@ -223,15 +223,12 @@ class ToolBusService:
         budgets, work = self._dispatcher.seams.budgets, partial(self._answer, method, identity=identity)
         tools = request.tools if isinstance(request, wire.RegisterRequest) else ()
         peer = self._presence.sessions.get(request.session_id) if tools else None
-        if peer is not None and (peer.trust is not Trust.OWN or len(tools) > MANY_TOOLS):
-            account = OWN if peer.trust is Trust.OWN else peer.principal.account
-            declaring = Declaring(account, peer.source, peer.qualified, tools)
-            with budgets.waiting(account, RPC_BYTES + request.ByteSize() + ITEM_BYTES * len(tools)):
-                return await budgets.register(declaring, request, work)
-        if identity.scopes is not None or self.is_guarded:
-            account = Principal(identity=identity).account or REFUSED
-            with budgets.waiting(account, RPC_BYTES + request.ByteSize()):
-                return await budgets.run(account, partial(work, request))
+        is_own = identity.scopes is None and not self.is_guarded
+        if peer is not None and (not is_own or peer.trust is not Trust.OWN or len(tools) > MANY_TOOLS):
+            account = OWN if is_own and peer.trust is Trust.OWN else peer.principal.account
+            return await budgets.register(Declaring(account, peer.source, peer.qualified, tools), request, work)
+        if not is_own:
+            return await budgets.answer(Principal(identity=identity).account or REFUSED, request, work)
         return work(request)
 
     def _answer(self, method: str, request: Any, identity: Identity) -> Any:

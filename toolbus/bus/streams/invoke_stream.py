@@ -11,12 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-from toolbus.bus.access.budgets import ITEM_BYTES, LONG_BYTES, MANY_TOOLS, OWN, Declaring
+from toolbus.bus.access.budgets import MANY_TOOLS
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, bad_call_id
@@ -25,7 +24,7 @@ from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.stall import StallWatch
 from toolbus.errors import Code, LimitExceeded, ToolBusError, grpc_status
-from toolbus.protocol.session import MAX_ITEMS, Outbox, State
+from toolbus.protocol.session import Outbox, State
 from toolbus.protocol.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -266,24 +265,6 @@ class Carrier(Protocol):
         """Notes that a frame waits or that the stream has ended; it then calls `next_frame` soon, not at once."""
 
 
-PIECE_BYTES, PIECE_CALLS = 1 << 17, 32  # of a large message that are read in one turn of a peer with budgets: 1 ms
-PIECE_SECONDS = 0.0001  # that gRPC took to read a piece, about
-
-
-def first_calls(frame: wire.InvokeRequest) -> wire.InvokeRequest | None:
-    """Takes the first calls out of a message, if they are large; asks for the size of each once, which copies it."""
-    size = 0
-    for count in range(len(frame.calls) - 1):
-        if (size := size + frame.calls[count].ByteSize()) >= PIECE_BYTES or count + 1 == PIECE_CALLS:
-            break
-    else:
-        return None
-    count += 1
-    piece = wire.InvokeRequest(calls=frame.calls[:count])
-    del frame.calls[:count]
-    return piece
-
-
 class InvokeStream:
     """One Invoke stream, from its opening to its end.
 
@@ -354,33 +335,15 @@ class InvokeStream:
 
     async def take(self, frame: wire.InvokeRequest) -> None:
         """Handles a message within the budgets of its peer; an own program only lets others have their turns."""
-        if max(len(frame.calls), len(frame.results), len(frame.progress), len(frame.cancels)) > MAX_ITEMS:
-            self.receive(frame)  # is refused: takes less than to wait with millions of items
-            return
-        principal, size = self._peer.principal, frame.ByteSize()
-        nested = len(frame.attach.tools) + sum(len(result.content) for result in frame.results)
+        principal = self._peer.principal
+        if frame.HasField("attach"):
+            self._opening.cancel()
+            principal = principal.of_source(frame.attach.source)
+        sender = None if self._peer.trust is Trust.OWN else principal
         try:
-            source = frame.attach.source if frame.HasField("attach") else principal.source
-            account = OWN if self._peer.trust is Trust.OWN else principal.of_source(source).account
-            with self._seams.budgets.waiting(account, size + ITEM_BYTES * nested):
-                await self._take_in_turn(frame, size, account)
+            await self._seams.budgets.take(sender, self._peer.pending, frame, self.receive)
         except LimitExceeded as error:
             self.end(*grpc_status(error))
-
-    async def _take_in_turn(self, frame: wire.InvokeRequest, size: int, account: str) -> None:
-        budgets, principal = self._seams.budgets, self._peer.principal
-        work: Callable[[], None] = partial(self.receive, frame)
-        if (frame.results or frame.progress) and size > LONG_BYTES:
-            work = await budgets.judge(principal, self._peer.pending, frame, work)
-        if not frame.HasField("attach"):
-            while piece := first_calls(frame):
-                await budgets.spend(account, PIECE_SECONDS)
-                await budgets.run(account, partial(self.receive, piece))
-            await budgets.run(account, work)
-            return
-        self._opening.cancel()
-        attach = frame.attach
-        await budgets.declare(Declaring(account, attach.source, attach.qualified, attach.tools), work)
 
     def receive(self, frame: wire.InvokeRequest) -> None:
         """Handles a message of the peer; what breaks a rule ends the stream."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from toolbus.bus.access.budgets import OWN, Budgets, Declaring, Register, Registered
+from toolbus.bus.access.budgets import LONG_BYTES, OWN, Budgets, Declaring, Receive, Register, Registered
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Seams
 from toolbus.bus.catalog.entry import CompiledTool, Entry, declared_twice, memory_of, read_tool
@@ -31,11 +31,15 @@ from toolbus.errors import InvalidTool, LimitExceeded
 from toolbus.parts.budgets.beside_loop import beside_loop
 from toolbus.parts.budgets.loop_share import MAX_ACCOUNTS, LoopShare
 from toolbus.protocol.limits import Limits
+from toolbus.protocol.session import MAX_ITEMS
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 Answer = TypeVar("Answer")
 CHUNK_BYTES = 8 * 1024  # of declarations that are read before it is the turn of others
+PIECE_BYTES, PIECE_CALLS = 1 << 17, 32  # of a large message that are read in one turn of a peer with budgets: 1 ms
+PIECE_SECONDS = 0.0001  # that gRPC took to read a piece, about
+ITEM_BYTES, RPC_BYTES = 128, 16 * 1024  # of memory that an empty item of a message takes, and an RPC, about
 PART_TOOLS = 40  # of one request that are judged and offered before it is the turn of others: 1 ms
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 # Of the time, for the tools of one account while own programs call, and else; at once, after a rest. The thread and the
@@ -44,6 +48,20 @@ READ_SHARE, IDLE_READ_SHARE, READ_BURST_SECONDS = 0.01, 0.2, 0.1
 SLICE_SECONDS = 0.001  # of reading the tools of own programs before it is the turn of others
 LONG_PIECE_SECONDS = 0.01  # a piece that took n times as long counts n times
 Read = CompiledTool | InvalidTool
+
+
+def first_calls(frame: wire.InvokeRequest) -> wire.InvokeRequest | None:
+    """Takes the first calls out of a message, if they are large; asks for the size of each once, which copies it."""
+    size = 0
+    for count in range(len(frame.calls) - 1):
+        if (size := size + frame.calls[count].ByteSize()) >= PIECE_BYTES or count + 1 == PIECE_CALLS:
+            break
+    else:
+        return None
+    count += 1
+    piece = wire.InvokeRequest(calls=frame.calls[:count])
+    del frame.calls[:count]
+    return piece
 
 
 def rest_of(seconds: float, *, is_busy: bool, piece: float) -> float:
@@ -102,6 +120,33 @@ class PeerBudgets(Budgets):
     def close(self) -> None:
         """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def take(
+        self, sender: Principal | None, calls: Mapping[str, Any], frame: wire.InvokeRequest, receive: Receive
+    ) -> None:
+        """Handles a message when it is the turn of its account."""
+        if max(len(frame.calls), len(frame.results), len(frame.progress), len(frame.cancels)) > MAX_ITEMS:
+            receive(frame)  # is refused: takes less than to wait with millions of items
+            return
+        account, size = OWN if sender is None else sender.account, frame.ByteSize()
+        nested = len(frame.attach.tools) + sum(len(result.content) for result in frame.results)
+        with self.waiting(account, size + ITEM_BYTES * nested):
+            work: Callable[[], None] = partial(receive, frame)
+            if sender is not None and (frame.results or frame.progress) and size > LONG_BYTES:
+                work = await self.judge(sender, calls, frame, work)
+            if frame.HasField("attach"):
+                attach = frame.attach
+                await self.declare(Declaring(account, attach.source, attach.qualified, attach.tools), work)
+                return
+            while piece := first_calls(frame):
+                await self.spend(account, PIECE_SECONDS)
+                await self.run(account, partial(receive, piece))
+            await self.run(account, work)
+
+    async def answer(self, account: str, request: Any, work: Callable[[Any], Answer]) -> Answer:
+        """Answers a request when it is the turn of its account."""
+        with self.waiting(account, RPC_BYTES + request.ByteSize()):
+            return await self.run(account, partial(work, request))
 
     @contextmanager
     def waiting(self, account: str, size: int) -> Iterator[None]:
@@ -216,11 +261,12 @@ class PeerBudgets(Budgets):
     async def register(self, declaring: Declaring, request: wire.RegisterRequest, work: Register) -> Registered:
         """Does the same, a few tools at a time where each is judged on its own."""
         parts, again = [request], list[Refusal]()
-        if len(request.tools) > PART_TOOLS and not request.all_or_none:
-            cut = partial(_parts, request)
-            parts, again = cut() if declaring.account == OWN else await self.beside(declaring.account, cut)
-        async with self._reading(declaring) as judge:
-            responses = [await judge(partial(work, part)) for part in parts]
+        with self.waiting(declaring.account, RPC_BYTES + request.ByteSize() + ITEM_BYTES * len(request.tools)):
+            if len(request.tools) > PART_TOOLS and not request.all_or_none:
+                cut = partial(_parts, request)
+                parts, again = cut() if declaring.account == OWN else await self.beside(declaring.account, cut)
+            async with self._reading(declaring) as judge:
+                responses = [await judge(partial(work, part)) for part in parts]
         return _joined(responses, again, self._receives(request.session_id))
 
     @asynccontextmanager
