@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -116,6 +117,31 @@ async def test_a_plugin_that_ends_with_exit_code_0_is_not_restarted(tmp_path: Pa
     assert well
     assert _texts(reports, ReportKind.ENDED) == ["ended (exit code 0)"]
     assert len(_texts(reports, ReportKind.STARTED)) == 1
+
+
+async def test_a_plugin_that_finds_no_descriptors_is_started_later_and_ends_no_other() -> None:
+    before, reports = resource.getrlimit(resource.RLIMIT_NOFILE), list[PluginReport]()
+
+    def starve() -> None:
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+
+    def emit(report: PluginReport) -> None:
+        reports.append(report)
+        if len([each for each in reports if "cannot start" in each.text]) == 2:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    supervisor = Supervisor(emit, restarts=QUICK)
+    for name in ("one", "two"):
+        supervisor.add(name, Command((sys.executable, "-S", "-c", ""), dict(os.environ)))
+    asyncio.get_running_loop().call_soon(starve)  # once the supervisor runs, and before it starts a process
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            assert await supervisor.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert sorted(each.plugin for each in reports if each.kind is ReportKind.ENDED) == ["one", "two"]
 
 
 async def test_output_of_any_length_is_passed_on_also_without_a_line_end(tmp_path: Path) -> None:

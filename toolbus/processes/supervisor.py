@@ -185,31 +185,34 @@ class SupervisedPlugin:
 
     async def run_process(self, lifeline: Lifeline) -> int:
         """Runs one process from start to end; returns its exit code, negative for a signal."""
-        command, reports, out, err = self.command, os.pipe(), os.pipe(), os.pipe()
-        on_report = command.on_report or (lambda line: None)
-        ended = asyncio.Event()
-        readers = [
-            asyncio.create_task(read_lines(out[0], functools.partial(self._report_output, "stdout"), ended)),
-            asyncio.create_task(read_lines(err[0], functools.partial(self._report_output, "stderr"), ended)),
-            asyncio.create_task(read_lines(reports[0], lambda line: on_report(line.decode(errors="replace")), ended)),
-        ]
-        stdin = command.stdin(reports[1]) if command.stdin is not None else None
+        command, on_report = self.command, self.command.on_report or (lambda line: None)
+        ended, readers, pipes = asyncio.Event(), list[asyncio.Task[None]](), list[int]()
         try:
+            takers: list[Callable[[bytes], object]] = [
+                *(functools.partial(self._report_output, stream) for stream in ("stdout", "stderr")),
+                lambda line: on_report(line.decode(errors="replace")),
+            ]
+            for on_line in takers:
+                read, write = os.pipe()
+                pipes.append(write)
+                readers.append(asyncio.create_task(read_lines(read, on_line, ended)))
+            out, err, reports = pipes
+            stdin = command.stdin(reports) if command.stdin is not None else None
             process = await asyncio.create_subprocess_exec(
                 *command.arguments,
                 stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
-                stdout=out[1],
-                stderr=err[1],
-                pass_fds=() if command.on_report is None else (reports[1],),
+                stdout=out,
+                stderr=err,
+                pass_fds=() if command.on_report is None else (reports,),
                 env={**command.environment, SUPERVISOR_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
-        except OSError as error:  # no memory or no process ids: the next attempt may succeed
+        except OSError as error:  # no memory, process ids or descriptors: the next attempt may succeed
             self.report(ReportKind.OUTPUT, f"cannot start a process: {error}", "stderr")
             return 1
         finally:
-            for pipe in (out, err, reports):
-                os.close(pipe[1])
+            for pipe in pipes:
+                os.close(pipe)
         self._process_id = self._last_process_id = group = process.pid  # the leader's id, by setsid
         lifeline.add(group)
         try:
