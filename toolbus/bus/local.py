@@ -348,14 +348,7 @@ class EmbeddedBus:
         on_input: OnInput | None = None,
         inputs: Inputs | None = None,
     ) -> Result:
-        """Calls a tool, wherever it runs. A failed call is a Result with ``error``, never an exception.
-
-        Args:
-            timeout: seconds; None means the tool's own.
-            background_after: seconds after which a call becomes a task, whose id is then the result; None: never.
-            context: what the tool may know about the circumstances.
-            on_input, inputs: as for `Host.call`.
-        """
+        """Calls a tool, wherever it runs, as `Host.call` does."""
         if on_input is not None:
             return await answered(
                 *(self.call, name, dump_arguments(arguments), on_input, inputs),

@@ -374,17 +374,8 @@ class Lookups:
 
     # -- room ---------------------------------------------------------------------------------------------------
 
-    def has_room(self, role: str, source: str, more: int = 1) -> bool:
-        """Tells whether a role, or with "" any role, has room for so many further names of a source."""
-        with self._lock:
-            return self.tables.has_room(role, source, more)
-
     def check_room(self, offered: Sequence[CompiledTool], source: str, *, qualified: bool) -> None:
-        """Checks that each tool finds room in a role, all of them together.
-
-        Raises:
-            LimitExceeded: naming the first that does not.
-        """
+        """Checks what `RoleTables.check_room` does."""
         with self._lock:
             self.tables.check_room(offered, source, qualified=qualified)
 

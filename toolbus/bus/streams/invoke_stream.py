@@ -20,7 +20,7 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, bad_call_id
 from toolbus.bus.catalog.entry import Trust
-from toolbus.bus.streams.peer import Peer
+from toolbus.bus.streams.peer import Peer, no_rpc
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.stall import StallWatch
 from toolbus.errors import Code, LimitExceeded, ToolBusError, grpc_status
@@ -415,7 +415,8 @@ class InvokeStream:
         self._opening.cancel()
         self._held.drop()
         self._handle, self._plain = {}, {}
-        self._peer.disconnect()
+        self._peer.outbox.disconnect()
+        self._peer.close = no_rpc
 
     def _note_stall(self) -> None:
         if self._stalls.clock() > self._stalls.due:

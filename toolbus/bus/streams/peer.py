@@ -57,15 +57,10 @@ class Peer(Session[wire.InvokeResponse]):
         self.stuck = 0  # calls that have ended for their caller but keep a slot until the plugin confirms
         self.traced: list[Call] = []  # whose spans wait for the moment in which they are written
         self.leave_by = math.inf  # when a session that was sent a drain is ended at the latest
-        self.close: Callable[[str, str], None] = _no_rpc  # ends the RPC with a gRPC status name and a text
+        self.close: Callable[[str, str], None] = no_rpc  # ends the RPC with a gRPC status name and a text
 
     def __repr__(self) -> str:
         return f"<Peer {self.source}/{self.instance} {super().__repr__()}>"
-
-    def disconnect(self) -> None:
-        """Leaves the RPC, which has ended."""
-        self.outbox.disconnect()
-        self.close = _no_rpc
 
     @property
     def trust(self) -> Trust:
@@ -202,5 +197,5 @@ class Peer(Session[wire.InvokeResponse]):
             self.outbox.room(event.ByteSize()).events.add().CopyFrom(event)
 
 
-def _no_rpc(status: str, text: str) -> None:
-    """Stands in until a shell has set how to end its RPC."""
+def no_rpc(status: str, text: str) -> None:
+    """Stands in until a shell has set how to end its RPC, and once that has ended."""

@@ -371,7 +371,7 @@ class ToolReview:
         """Tells cheaply whether a tool that a limit refused may fit now; all others are judged."""
         if refusal.cause is not Cause.LIMIT:
             return True
-        return self._registry.has_room(refusal.role, peer.source) and self._has_room(peer, 1)
+        return self._registry.tables.has_room(refusal.role, peer.source) and self._has_room(peer, 1)
 
     def _has_room(self, peer: Peer, more: int) -> bool:
         """Tells whether a session may offer so many more names; the first test costs the same at any size."""
