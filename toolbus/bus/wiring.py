@@ -143,7 +143,7 @@ class Bus(EmbeddedBus):
         self._running = contextlib.AsyncExitStack()  # the rooms that stop with the bus, the last first
         roles = Roles(registry, config, audit, signals.catalog_changed)
         presence = self._presence(config, signals, timings, audit, roles)
-        keyring = _keyring(config)
+        keyring = Keyring(config.keys_dir) if config.needs_keys and config.keys_dir is not None else None
         self.core = Core(
             config=config,
             catalog=CoreCatalog(registry, self.policy, dispatcher.view, roles),
@@ -377,8 +377,3 @@ def _store(config: Config) -> Store:
     """Returns the store of the data directory, or that of a part where the configuration says so."""
     home = next(filter(None, (getattr(record, "store", "") for record in config.parts)), "")
     return load(home)(config) if home else Store.of(config.data_dir)
-
-
-def _keyring(config: Config) -> Keyring | None:
-    """Reads the keys that a bus needs; None where it needs none."""
-    return Keyring(config.keys_dir) if config.needs_keys and config.keys_dir is not None else None

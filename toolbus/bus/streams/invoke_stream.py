@@ -23,7 +23,7 @@ from toolbus.bus.catalog.entry import Trust
 from toolbus.bus.streams.peer import Peer, no_rpc
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.stall import StallWatch
-from toolbus.errors import Code, LimitExceeded, ToolBusError, grpc_status
+from toolbus.errors import Code, ToolBusError, grpc_status
 from toolbus.protocol.session import Outbox, State
 from toolbus.protocol.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -342,8 +342,8 @@ class InvokeStream:
         sender = None if self._peer.trust is Trust.OWN else principal
         try:
             await self._seams.budgets.take(sender, self._peer.pending, frame, self.receive)
-        except LimitExceeded as error:
-            self.end(*grpc_status(error))
+        except Exception as error:
+            self._fail(error)
 
     def receive(self, frame: wire.InvokeRequest) -> None:
         """Handles a message of the peer; what breaks a rule ends the stream."""
@@ -361,11 +361,13 @@ class InvokeStream:
                 self._presence.recovered(peer)
             if peer.state is State.LEAVING:
                 self._leave_if_done()
-        except ToolBusError as error:
-            self.end(*grpc_status(error))
         except Exception as error:
-            log.exception("a fault of the bus ended the session of %s", peer.source or "a new peer")
-            self.end(*grpc_status(error))
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, ToolBusError):
+            log.error("a fault of the bus ended the session of %s", self._peer.source or "a new peer", exc_info=error)
+        self.end(*grpc_status(error))
 
     def undecodable(self, error: DecodeError) -> None:
         """Ends the stream, because something is not a message."""
