@@ -279,6 +279,18 @@ async def test_narrowed_scopes_hold_for_open_sessions_and_watchers_get_the_remov
         assert await names(channel) == ["add"]
 
 
+@pytest.mark.parametrize("knows", [True, False], ids=["with a key", "without a key"])
+async def test_a_request_is_decoded_only_once_its_sender_is_known(house: House, knows: bool) -> None:
+    chat = house.keys.add("chat", template("host", "chat"))
+    async with house.channel(chat, certificate=False) as channel:
+        call: Any = channel.unary_unary("/toolbus.v1.ToolBusService/Register")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(b"\xff\xff", metadata=bearer(chat) if knows else ())
+        codes = grpc.StatusCode
+        assert refused.value.code() is (codes.INVALID_ARGUMENT if knows else codes.UNAUTHENTICATED)
+        assert ("the request cannot be decoded: " in (refused.value.details() or "")) is knows
+
+
 async def _life_of(channel: grpc.aio.Channel, metadata: Any) -> tuple[bool, grpc.aio.AioRpcError]:
     """Attaches; returns whether that succeeded, and what ended the stream."""
     was_attached = False

@@ -199,12 +199,19 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
 
     def _put_behind_door(self, handler: Any, method: str) -> Any:
         kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-        serve, is_probe = getattr(handler, kind), method in _FOR_PROBES
+        serve, is_probe, decode = getattr(handler, kind), method in _FOR_PROBES, handler.request_deserializer
 
-        async def enter(request: Any, context: Context) -> None:
-            if isinstance(request, DecodeError):
-                await _refuse_undecodable(context, request)
-            is_open, watches = is_probe and not request.service, handler.response_streaming
+        async def enter(request: Any, context: Context) -> Any:
+            """Returns the request. It is decoded once its sender is known, since it may take many times its bytes."""
+            try:
+                request = decode(request) if is_probe else request
+                await pass_door(is_probe and not request.service, context)
+                return request if is_probe or handler.request_streaming else decode(request)
+            except DecodeError as error:
+                await end_rpc(context, "INVALID_ARGUMENT", f"the request cannot be decoded: {error}")
+
+        async def pass_door(is_open: bool, context: Context) -> None:
+            watches = handler.response_streaming
             if is_open and (not self._doors.is_watched() if watches else self._probes.take(1, time.monotonic())[0]):
                 return
             try:
@@ -226,29 +233,28 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         # add, such as those of OpenTelemetry, iterate over what answers with a stream.
         async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                await enter(request, context)
+                request = await enter(request, context)
                 if inspect.isasyncgenfunction(serve):
                     async for message in serve(request, context):
                         yield message
                 else:
                     await serve(request, context)
             except DecodeError as error:
-                await _refuse_undecodable(context, error)
+                await end_rpc(context, "INVALID_ARGUMENT", f"the request cannot be decoded: {error}")
             except grpc.aio.AbortError as ended:
                 del request, context
                 raise _without_frames(ended) from None
 
         async def respond(request: Any, context: Context) -> Any:
             try:
-                await enter(request, context)
-                return await serve(request, context)
+                return await serve(await enter(request, context), context)
             except grpc.aio.AbortError as ended:
                 del request, context
                 raise _without_frames(ended) from None
 
         changed: dict[str, Any] = {kind: generate if handler.response_streaming else respond}
         if not handler.request_streaming:
-            changed["request_deserializer"] = _decoder(handler.request_deserializer)
+            changed["request_deserializer"] = None
         return handler._replace(**changed)
 
 
@@ -260,22 +266,6 @@ def _without_frames(ended: grpc.aio.AbortError) -> grpc.aio.AbortError:
     """
     ended.__context__ = None
     return ended.with_traceback(None)
-
-
-def _decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Returns a deserializer that returns its error: grpcio would log a traceback and end the RPC as UNKNOWN."""
-
-    def decode(message: bytes) -> Any:
-        try:
-            return deserialize(message)
-        except DecodeError as error:
-            return error
-
-    return decode
-
-
-async def _refuse_undecodable(context: Context, error: DecodeError) -> None:
-    await end_rpc(context, "INVALID_ARGUMENT", f"the request cannot be decoded: {error}")
 
 
 async def end_rpc(context: Context, status: str, text: str) -> None:
