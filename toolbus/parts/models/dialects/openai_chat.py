@@ -232,7 +232,8 @@ class _PartialCall:
         piece = _string(function.get("name"))
         if not piece or not self.name:
             return False
-        if self.complete and (again := arguments_text(function.get("arguments"))).lstrip().startswith("{"):
+        # Whether it is complete is asked last: that reads all pieces, and some servers repeat the name in each.
+        if (again := arguments_text(function.get("arguments"))).lstrip().startswith("{") and self.complete:
             is_resent = self.id and not entry.get("id") and is_json_object(joined_pieces([*self._pieces, again]))
             return not is_resent
         is_other = piece != self.name and piece in names.to_bus and self.name in names.to_bus
