@@ -3,7 +3,7 @@
  *
  * A new stream begins with a new link, so that nothing of an old one can reach it.
  */
-import { create, toBinary, type DescMessage, type MessageInitShape, type MessageShape } from "@bufbuild/protobuf";
+import { create, toBinary, type DescField, type DescMessage, type MessageInitShape, type MessageShape } from "@bufbuild/protobuf";
 
 import { InvokeRequestSchema, type Attached, type InvokeResponse } from "./gen/toolbus/v1/tool_bus_service_pb.js";
 import type { ToolCall, ToolSchema } from "./gen/toolbus/v1/tool_pb.js";
@@ -23,9 +23,13 @@ type Field = Exclude<keyof Request, `$${string}`>;
 type Message<F extends Field> = NonNullable<Request[F]> extends readonly (infer Each)[] ? Each : NonNullable<Request[F]>;
 
 interface Item {
-  readonly field: Field;
-  readonly bytes: Uint8Array;
+  readonly field: DescField;
+  /** Of its encoding. */
+  readonly size: number;
+  /** Null for a result that has only an id and an output: a buffer of its own would cost more than all the rest. */
+  readonly bytes: Uint8Array | null;
   readonly callId: string;
+  readonly output: string;
 }
 
 /** Encodes a message of the protocol. */
@@ -53,9 +57,19 @@ export class Outbox {
 
   /** Adds an encoded item; drops it if the stream is over. With `hold` it may wait a moment for others, which follow. */
   putBytes(field: Field, bytes: Uint8Array, callId = "", hold = false): void {
+    this.add({ field: InvokeRequestSchema.field[field], size: bytes.length, bytes, callId, output: "" }, hold);
+  }
+
+  /** Adds a result that has only an output, of so many bytes; otherwise as `putBytes`. */
+  putOutput(callId: string, output: string, outputBytes: number, hold: boolean): void {
+    const size = fieldSize(Buffer.byteLength(callId)) + fieldSize(outputBytes);
+    this.add({ field: InvokeRequestSchema.field.results, size, bytes: null, callId, output }, hold);
+  }
+
+  private add(item: Item, hold: boolean): void {
     if (this.closed) return;
     const empty = this.first === this.items.length;
-    this.items.push({ field, bytes, callId });
+    this.items.push(item);
     if (hold && (empty || this.hold)) {
       this.hold ??= setTimeout(() => this.wake(), HOLD_MS);
     } else if (this.turn === undefined) {
@@ -73,23 +87,27 @@ export class Outbox {
   /** Returns a message of the oldest items; null if none waits. */
   take(): Uint8Array | null {
     if (this.first === this.items.length || this.hold) return null;
-    const singles = new Set<Field>();
+    const singles = new Set<DescField>();
     let size = 0;
     let end = this.first;
     for (; end < this.items.length && end - this.first < MESSAGE_ITEMS; end += 1) {
-      const { field, bytes } = this.items[end] as Item;
-      const more = headSize(bytes.length) + bytes.length;
+      const { field, size: itemSize } = this.items[end] as Item;
+      const more = fieldSize(itemSize);
       if (end > this.first && (size + more > MESSAGE_BYTES || singles.has(field))) break;
-      if (InvokeRequestSchema.field[field].fieldKind !== "list") singles.add(field); // a message has one of these
+      if (field.fieldKind !== "list") singles.add(field); // a message has one of these
       size += more;
     }
     const message = Buffer.allocUnsafe(size);
     let at = 0;
     for (; this.first < end; this.first += 1) {
-      const { field, bytes } = this.items[this.first] as Item;
-      at = writeHead(message, at, InvokeRequestSchema.field[field].number, bytes.length);
-      message.set(bytes, at);
-      at += bytes.length;
+      const { field, size: itemSize, bytes, callId, output } = this.items[this.first] as Item;
+      at = writeHead(message, at, field.number, itemSize);
+      if (bytes === null) {
+        at = writeText(message, writeText(message, at, 1, callId), 2, output);
+      } else {
+        message.set(bytes, at);
+        at += itemSize;
+      }
     }
     if (end === this.items.length) {
       this.items = [];
@@ -100,7 +118,7 @@ export class Outbox {
 
   /** Returns the ids of the calls that are in no message yet. */
   unwrittenCalls(): Set<string> {
-    return new Set(this.items.slice(this.first).filter(({ field }) => field === "calls").map(({ callId }) => callId));
+    return new Set(this.items.slice(this.first).filter(({ field }) => field.name === "calls").map(({ callId }) => callId));
   }
 
   private wake(): void {
@@ -115,9 +133,9 @@ export class Outbox {
   }
 }
 
-/** Returns how many bytes stand before a field of so many bytes. */
-function headSize(length: number): number {
-  let size = 2;
+/** Returns how many bytes a field has whose value has so many. */
+function fieldSize(length: number): number {
+  let size = 2 + length;
   for (let rest = length; rest > 0x7f; rest >>>= 7) size += 1;
   return size;
 }
@@ -132,17 +150,10 @@ function writeHead(message: Buffer, start: number, number: number, length: numbe
   return at;
 }
 
-function writeText(message: Buffer, start: number, number: number, text: string, bytes: number): number {
+function writeText(message: Buffer, start: number, number: number, text: string): number {
+  const bytes = Buffer.byteLength(text);
   const at = writeHead(message, start, number, bytes);
   return at + message.write(text, at, bytes === text.length ? "latin1" : "utf8"); // of ASCII, the first is much faster
-}
-
-/** Encodes a result that has an output of so many bytes and nothing else: much faster than `encode`. */
-export function encodeOutput(callId: string, outputJson: string, outputBytes: number): Uint8Array {
-  const idBytes = Buffer.byteLength(callId);
-  const message = Buffer.allocUnsafe(headSize(idBytes) + idBytes + headSize(outputBytes) + outputBytes);
-  writeText(message, writeText(message, 0, 1, callId, idBytes), 2, outputJson, outputBytes);
-  return message;
 }
 
 /** One stream, from its attach to its end. */

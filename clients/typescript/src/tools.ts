@@ -4,7 +4,7 @@ import { createHash } from "node:crypto";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
 import { CallStage, ErrorCode, ToolProgressSchema, ToolResultSchema, ToolSchema, type Tool, type ToolAnnotations, type ToolCall } from "./gen/toolbus/v1/tool_pb.js";
-import { encode, encodeOutput, type Link } from "./link.js";
+import { encode, type Link } from "./link.js";
 import { isStandard, schemaJson, validated, type Arguments, type Schema, type StandardSchema } from "./schema.js";
 import { contentToWire, contextFromWire, failure, resultFromWire } from "./shapes.js";
 import { argumentsJson, callError, parseJson, Result, SetupError, toJson, type Answer, type CallOptions, type Content, type Json, type Progress, type Question } from "./values.js";
@@ -297,14 +297,13 @@ export class Tools {
     run.together.left -= 1;
     run.nested?.abort();
     const { link, message: { callId } } = run;
-    let bytes: Uint8Array;
-    try {
-      bytes = encoded(result, callId, link);
-    } catch (problem) {
-      bytes = encoded(failureOf(problem), callId, link); // such as an image whose data are no bytes
-    }
+    const hold = run.together.left > 0;
     link.running.delete(callId);
-    link.outbox.putBytes("results", bytes, "", run.together.left > 0);
+    try {
+      putResult(result, callId, link, hold);
+    } catch (problem) {
+      putResult(failureOf(problem), callId, link, hold); // such as an image whose data are no bytes
+    }
     link.whenIdle();
   }
 }
@@ -340,22 +339,22 @@ function resultWith(output: unknown): ResultInit {
   return { outputJson: toJson(output.output), content: output.content.map(contentToWire), isError: output.isError };
 }
 
-/** Encodes a result, or a failure in place of one that breaks a limit and so would end the stream. */
-function encoded(result: ResultInit, callId: string, { outbox }: Link): Uint8Array {
+/** Sends a result, or a failure in place of one that breaks a limit and so would end the stream. */
+function putResult(result: ResultInit, callId: string, { outbox }: Link, hold: boolean): void {
   const { resultBytes, largestItem } = outbox;
-  const { outputJson = "", inputRequestsJson = "", requestState = "", content = [], error, isError } = result;
+  const { outputJson = "", inputRequestsJson = "", requestState = "", content, error, isError } = result;
   const texts = outputJson + inputRequestsJson + requestState; // JSON ends in ASCII: no half meets another
   const isText = texts.isWellFormed();
   let payload = Buffer.byteLength(texts);
-  if (content.length > 0) payload += encode(ToolResultSchema, { content }).length;
-  if (isText && payload <= Math.min(resultBytes, largestItem)) {
-    if (!inputRequestsJson && content.length === 0 && !error && !isError) return encodeOutput(callId, outputJson, payload);
-    return encode(ToolResultSchema, { ...result, callId });
+  if (content?.length) payload += encode(ToolResultSchema, { content }).length;
+  if (isText && payload <= resultBytes && payload <= largestItem) {
+    if (!inputRequestsJson && !content?.length && !error && !isError) return outbox.putOutput(callId, outputJson, payload, hold);
+    return outbox.putBytes("results", encode(ToolResultSchema, { ...result, callId }), "", hold);
   }
   const failed = isText
     ? failure(ErrorCode.RESULT_TOO_LARGE, CallStage.ACCEPTED, `the result has ${payload} bytes, more than the limit result_bytes = ${resultBytes}: ask for less`, { limit: { name: "result_bytes", value: resultBytes } })
     : failure(ErrorCode.TOOL, CallStage.ACCEPTED, "the result holds half of a surrogate pair, which UTF-8 cannot carry");
-  return encode(ToolResultSchema, { ...failed, callId });
+  outbox.putBytes("results", encode(ToolResultSchema, { ...failed, callId }), "", hold);
 }
 
 function failureOf(problem: unknown): ResultInit {
