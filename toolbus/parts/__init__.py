@@ -107,7 +107,7 @@ PARTS: tuple[Part, ...] = (
             PartRoom("toolbus.parts.mcp.client.room:McpClientRoom"),
         ),
         settings=("toolbus.parts.mcp.settings:McpConfig",),
-        needs=("pins", "tasks"),
+        needs=("pins", "tasks", "models"),
     ),
     Part(
         "tripwire",

@@ -14,6 +14,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.messages.tools import write_declaration
 from toolbus.parts.mcp.server.mcp_request import META_OF_RESULT, encode
 from toolbus.parts.mcp.settings import Profile
+from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossReport
+from toolbus.parts.models.dialects.schemas.root import COMBINING, plain_root
 from toolbus.protocol.limits import MIB
 from toolbus.protocol.tool import Tool
 
@@ -455,9 +458,14 @@ def _digest(text: bytes) -> int:
 def declare(wire: str, tool: Tool, bus_id: str, *, modern: bool) -> dict[str, object]:
     """Returns a tool's declaration for clients of an era, with this bus at the end of its path.
 
-    Up to 2025-11-25 structured output is an object, so a schema of any other type is left out.
+    Up to 2025-11-25 structured output is an object, so a schema of any other type is left out. Anthropic's and OpenAI's
+    models refuse all tools of a client for alternatives at the root of one, so that says what is common to them.
     """
     declaration = with_hop(write_declaration(wire, tool), bus_id)
+    arguments = declaration["inputSchema"]
+    if isinstance(arguments, dict) and any(keyword in arguments for keyword in COMBINING):
+        with suppress(Inexpressible):
+            declaration["inputSchema"] = plain_root(arguments, LossReport(arguments, tool.name))
     output = declaration.get("outputSchema")
     if output is not None and not modern and not (isinstance(output, dict) and output.get("type") == "object"):
         del declaration["outputSchema"]

@@ -13,7 +13,7 @@ from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossRepo
 
 _MAX_STEPS = 64  # of references and combinations on the way to a root's properties
 _MAX_PARTS = 2000
-_COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const", "not")
+COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const", "not")
 _ALWAYS_KEPT = ("$schema", "$id", "$defs", "definitions")
 _NO_OBJECT = 'the root of its schema does not allow an object, which arguments always are: give it "type": "object"'
 
@@ -45,7 +45,7 @@ def plain_root(schema: dict[str, Any], report: LossReport) -> dict[str, Any]:
         Inexpressible: the root does not allow an object.
     """
     own = {key: value for key, value in schema.items() if key != "nullable"}
-    if not any(key in own for key in _COMBINING) and isinstance(own.get("properties", {}), dict):
+    if not any(key in own for key in COMBINING) and isinstance(own.get("properties", {}), dict):
         return {**typed_root(own), "properties": own.get("properties", {})}
     shape = _Root(report).read(schema, frozenset(), 0)
     if shape is None:
@@ -117,7 +117,7 @@ class _Root:
         if not isinstance(required, list):
             self._report.drop(schema, "required", required, "a list of names")
             required = []
-        known = {*_COMBINING, *_ALWAYS_KEPT, "type", "properties", "required", "nullable"}
+        known = {*COMBINING, *_ALWAYS_KEPT, "type", "properties", "required", "nullable"}
         return _Shape(
             properties={name: [value] for name, value in properties.items()},
             required=[name for name in required if isinstance(name, str)],
