@@ -122,24 +122,20 @@ where
         ..Default::default()
     };
     let generate = Arc::new(generate);
-    lender.add(tool, move |mut request: Request, scope| {
+    lender.add(tool, move |mut request: GenerationRequest, scope| {
         let generate = generate.clone();
-        if request.0.mode.is_empty() {
-            request.0.mode = "quiet".into();
+        if request.mode.is_empty() {
+            request.mode = "quiet".into();
         }
-        request.0.max_tokens.get_or_insert(max_tokens);
-        async move { generate(request.0, scope).await.map(G::into) }
+        request.max_tokens.get_or_insert(max_tokens);
+        async move { generate(request, scope).await.map(G::into) }
     })?;
     lender.start()?;
     Ok(lender)
 }
 
-/// A request as the tool takes it: its schema is written below.
-#[derive(Deserialize)]
-#[serde(transparent)]
-struct Request(GenerationRequest);
-
-impl schemars::JsonSchema for Request {
+/// The schema depends on what the host lends: it is written below.
+impl schemars::JsonSchema for GenerationRequest {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "GenerationRequest".into()
     }

@@ -80,20 +80,27 @@ impl Answer {
     }
 }
 
-/// Ends a run of a handler with questions; the handler runs again with the answers.
+/// Why a handler ends without an output of its own.
 #[derive(Debug)]
-struct InputNeeded {
-    questions: Map<String, Value>,
-    state: String,
+enum Stop {
+    /// With questions; the handler runs again with the answers.
+    Asks { questions: Map<String, Value>, state: String },
+    /// It was not run.
+    Refused(CallError),
 }
 
-impl fmt::Display for InputNeeded {
+impl fmt::Display for Stop {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("the handler asks its caller, and runs again with the answers: return this error")
+        match self {
+            Stop::Asks { .. } => {
+                f.write_str("the handler asks its caller, and runs again with the answers: return this error")
+            }
+            Stop::Refused(error) => error.fmt(f),
+        }
     }
 }
 
-impl std::error::Error for InputNeeded {}
+impl std::error::Error for Stop {}
 
 /// A call, as its handler sees it. The handler is dropped where it waits when the call is cancelled.
 #[derive(Clone)]
@@ -202,7 +209,7 @@ impl ToolScope {
             return Ok(known);
         }
         let state = if known.is_empty() { String::new() } else { json!({"answers": known}).to_string() };
-        Err(InputNeeded { questions, state }.into())
+        Err(Stop::Asks { questions, state }.into())
     }
 }
 
@@ -293,7 +300,7 @@ impl Tools {
                 Err(problem) => {
                     let text = format!("the arguments {json:.80} are not what the tool takes: {problem}");
                     let error = CallError::new(ErrorCode::InvalidArguments, CallStage::NotDispatched, text);
-                    Box::pin(async move { Err(Box::new(Refusal(error)) as BoxError) })
+                    Box::pin(async move { Err(Stop::Refused(error).into()) })
                 }
             }
         };
@@ -395,33 +402,19 @@ impl Tools {
             }
             None => (ErrorCode::NotFound, format!("this plugin has no tool '{}'", message.name)),
         };
-        Err(Refusal(CallError::new(code, CallStage::NotDispatched, text)).into())
+        Err(Stop::Refused(CallError::new(code, CallStage::NotDispatched, text)).into())
     }
 }
-
-/// Why a handler was not run.
-#[derive(Debug)]
-struct Refusal(CallError);
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// Returns the result of a handler that failed or asked.
 fn failure(problem: BoxError) -> ToolResult {
-    let problem = match problem.downcast::<InputNeeded>() {
-        Ok(asked) => {
-            let input_requests_json = Value::Object(asked.questions).to_string();
-            return ToolResult { input_requests_json, request_state: asked.state, ..Default::default() };
+    match problem.downcast_ref() {
+        Some(Stop::Asks { questions, state }) => {
+            let input_requests_json = json!(questions).to_string();
+            return ToolResult { input_requests_json, request_state: state.clone(), ..Default::default() };
         }
-        Err(other) => other,
-    };
-    if let Some(Refusal(error)) = problem.downcast_ref() {
-        return error.clone().into();
+        Some(Stop::Refused(error)) => return error.clone().into(),
+        None => (),
     }
     let reason = problem.downcast_ref::<CallError>().map_or("", |error| &error.reason);
     let text: String = problem.to_string().chars().take(ERROR_CHARACTERS).collect();
