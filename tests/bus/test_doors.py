@@ -283,7 +283,7 @@ async def test_narrowed_scopes_hold_for_open_sessions_and_watchers_get_the_remov
 async def test_a_request_is_decoded_only_once_its_sender_is_known(house: House, knows: bool) -> None:
     chat = house.keys.add("chat", template("host", "chat"))
     async with house.channel(chat, certificate=False) as channel:
-        call: Any = channel.unary_unary("/toolbus.v1.ToolBusService/Register")
+        call: Any = channel.unary_unary("/toolbus.v1.ToolBusService/Register", None, None)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(b"\xff\xff", metadata=bearer(chat) if knows else ())
         codes = grpc.StatusCode
