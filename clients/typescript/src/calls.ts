@@ -182,7 +182,13 @@ export class Calls {
     for (const ask of link.waiting) broke(ask, true);
     link.pending.clear();
     link.waiting.clear();
-    for (const [, ask] of again) this.submit(ask);
+    const later = [...this.waiting];
+    this.waiting.clear();
+    for (const [, ask] of again) {
+      if (performance.now() < ask.deadline) this.submit(ask);
+      else this.refuse(ask);
+    }
+    for (const ask of later) this.waiting.add(ask);
   }
 
   /** Sends waiting calls while there is room, nested ones first. */

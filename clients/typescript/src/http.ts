@@ -53,9 +53,14 @@ export class Host {
       const result = await this.once(name, args, { ...once, timeout: timeout && attempt ? Math.max(0.001, Math.min(timeout, left)) : timeout });
       const pause = result.error && retryPause(result.error.code, result.error, attempt);
       if (pause === null || performance.now() + pause >= end) return result;
-      await new Promise((resolve) => {
-        setTimeout(resolve, pause);
-        signal?.addEventListener("abort", resolve, { once: true });
+      await new Promise<void>((resolve) => {
+        const wake = () => {
+          clearTimeout(timer);
+          signal?.removeEventListener("abort", wake);
+          resolve();
+        };
+        const timer = setTimeout(wake, pause);
+        signal?.addEventListener("abort", wake);
       });
       signal?.throwIfAborted();
     }
@@ -165,7 +170,9 @@ async function* events(response: Response): AsyncGenerator<{ event: string; data
       const blocks = (rest + value).split(/\r?\n\r?\n/);
       rest = blocks.pop() ?? "";
       for (const block of blocks) {
-        const field = (name: string) => Array.from(block.matchAll(new RegExp(`^${name}: ?(.*)$`, "gm")), ([, line]) => line).join("\n");
+        const lines = block.split(/\r?\n/); // not by a pattern with `m`: JSON may hold U+2028, which ends its lines
+        const field = (name: string) =>
+          lines.flatMap((line) => (line.startsWith(`${name}:`) ? [line.slice(name.length + 1).replace(/^ /, "")] : [])).join("\n");
         const data = field("data");
         if (data) yield { event: field("event"), data: parseJson(data) };
       }

@@ -324,7 +324,7 @@ async function laterResult(later: unknown, scope: ToolScope): Promise<ResultInit
   let whole = "";
   for await (const text of output as AsyncIterable<string>) {
     scope.chunk(text);
-    whole += text;
+    whole += text ?? ""; // programs in JavaScript may yield nothing
   }
   return resultWith(whole);
 }

@@ -184,7 +184,7 @@ function whyUntrusted({ code = "", cert }: HandshakeError, address: string, path
  */
 export function whyUnanswered(address: string, path: string, { ca, certificate, key, name = "NAME" }: Credential): Promise<{ why: string; reached: boolean }> {
   const [, prefix = "", named, dialed = "", port = ""] = /^(?:(m?tls:)(?:([^@]*)@)?)?\[?(.*?)\]?:(\d+)$/s.exec(address) ?? [];
-  if (!port || address.startsWith("unix:")) return Promise.resolve({ why: "", reached: true });
+  if (!port || /^(unix|dns):/.test(address)) return Promise.resolve({ why: "", reached: true });
   const renewal = `write it anew on the machine of the bus with toolbus keys renew ${name}, and copy it here`;
   const refusal = certificate
     ? `the bus at ${address} does not accept the certificate of the credential ${path}, which has expired or is for another bus: ${renewal}`

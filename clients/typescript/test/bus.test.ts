@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import dns from "node:dns/promises";
+import { getEventListeners } from "node:events";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { syncBuiltinESMExports } from "node:module";
 import { tmpdir } from "node:os";
@@ -40,6 +41,10 @@ before(async () => {
   plugin.tool("count", { description: "Counts." }, async function* (_: any) {
     yield "one ";
     yield "two";
+  });
+  plugin.tool("pauses", { description: "Has a piece without text." }, async function* (_: any) {
+    yield "one";
+    yield;
   });
   plugin.tool("steps", { description: "Reports." }, (_, scope) => {
     scope.progress(1, { total: 2, message: "half", content: [image(Uint8Array.of(1, 2), "image/webp")] });
@@ -113,6 +118,7 @@ test("progress, chunks and content reach the host", async () => {
   assert.deepEqual(result.content, [{ type: "link", uri: "https://a.example", name: "more", description: "", mimeType: "" }]);
   const chunks: string[] = [];
   assert.equal((await host.call("count", {}, { onProgress: ({ chunk }) => chunks.push(chunk) })).output, "one two");
+  assert.equal((await host.call("pauses")).output, "one");
   assert.deepEqual(chunks, ["one ", "two"]);
 });
 
@@ -198,6 +204,21 @@ test("an aborted call over HTTP rejects, and is cancelled", async () => {
   const call = http.call("slow", {}, { signal: controller.signal, onProgress: () => controller.abort() });
   await assert.rejects(call, { name: "AbortError" });
   await until(() => slowAborted > stopped);
+});
+
+test("a stream of events may have characters that end a line in patterns of JavaScript", async () => {
+  const output = "a\u2028data: b";
+  const fetch = async () => new Response(`event: result\ndata: ${JSON.stringify({ content: [], output })}\n\n`);
+  assert.equal((await new HttpHost({ fetch }).call("add", {}, { onProgress: () => undefined })).output, output);
+});
+
+test("a call over HTTP that is made again leaves nothing at its signal", async () => {
+  let calls = 0;
+  const error = { code: "OVERLOADED", stage: "NOT_DISPATCHED", message: "busy", retry_safe: true, retry_after_seconds: 0 };
+  const fetch = async () => Response.json({ content: [], output: calls, error: ++calls < 4 ? error : null });
+  const { signal } = new AbortController();
+  assert.equal((await new HttpHost({ fetch }).call("add", {}, { signal })).output, 3);
+  assert.deepEqual(getEventListeners(signal, "abort"), []);
 });
 
 test("a call over HTTP without a bus is a value", async () => {

@@ -3,9 +3,11 @@ import { test } from "node:test";
 
 import { create, fromBinary, type MessageInitShape } from "@bufbuild/protobuf";
 
+import { Calls } from "../src/calls.js";
 import { EventSchema, InvokeRequestSchema, type Event } from "../src/gen/toolbus/v1/tool_bus_service_pb.js";
-import { Outbox, Standstill } from "../src/link.js";
+import { Link, Outbox, Standstill } from "../src/link.js";
 import { Peer, settingsOf } from "../src/peer.js";
+import { whyUnanswered, type Connection } from "../src/wire.js";
 
 function taken(outbox: Outbox) {
   const bytes = outbox.take();
@@ -61,6 +63,25 @@ test("a closed outbox drops further items and still gives out the earlier ones",
   outbox.put("drain", {});
   assert.equal(taken(outbox)?.calls.length, 1);
   assert.equal(taken(outbox), null);
+});
+
+test("after a graceful end of the stream its calls go before those that waited, and one whose time is over is refused", () => {
+  const calls = new Calls(() => undefined);
+  const connection = { invoke: () => ({}) } as unknown as Connection;
+  const [first, second] = [2, 1].map((callsInFlight) => new Link(connection, calls, callsInFlight, () => undefined));
+  calls.open(first!);
+  const over = calls.call({ name: "over", argumentsJson: "{}", timeoutSeconds: 1e-9 }, {});
+  for (const name of ["sent", "waits"]) void calls.call({ name, argumentsJson: "{}" }, {});
+  calls.lost(first!, true);
+  assert.equal(calls.size, 2);
+  calls.open(second!);
+  assert.deepEqual([...second!.pending.values()].map(({ fields }) => fields.name), ["sent"]);
+  calls.cancelAll("");
+  return over.then(({ error }) => assert.equal(error?.message, "no bus took the call in time"));
+});
+
+test("a name that DNS does not have is not looked up once more to explain that", async () => {
+  assert.deepEqual(await whyUnanswered("dns:no-bus.invalid:1", "", {}), { why: "", reached: true });
 });
 
 test("a reader that is far behind gets the newest notifications, and the whole catalog", async () => {
