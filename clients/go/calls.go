@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	mathrand "math/rand/v2"
 	"slices"
 	"sync"
@@ -407,13 +408,23 @@ func (p *peer) sendWaiting(link *link) {
 // The bus has answered all that it read where it shut down gracefully.
 func (p *peer) lostCalls(link *link, allRead bool) {
 	unwritten := link.unwrittenCalls()
-	for id, a := range link.pending {
-		if unread := allRead || unwritten[id]; !unread || a.parent != nil {
+	later := p.waiting
+	p.waiting = nil
+	oldestFirst := func(a, b *ask) int { return a.started.Compare(b.started) }
+	for _, a := range slices.SortedFunc(maps.Values(link.pending), oldestFirst) {
+		unread := allRead || unwritten[a.id]
+		switch {
+		case a.over:
+		case !unread || a.parent != nil:
 			p.broke(a, unread)
-		} else if a.sentOn = nil; !a.over {
+		case time.Now().After(a.deadline):
+			p.refuse(a)
+		default:
+			a.sentOn = nil
 			p.submit(a)
 		}
 	}
+	p.waiting = append(p.waiting, later...)
 	for _, a := range link.waiting {
 		p.broke(a, true)
 	}

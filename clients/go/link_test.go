@@ -3,7 +3,9 @@ package toolbus
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -126,6 +128,55 @@ func TestAClosedOutboxDropsFurtherItemsAndStillGivesOutTheEarlierOnes(t *testing
 	link.put(fieldCalls, nil, "c2", false)
 	equal(t, len(take(t, link).Calls), 1)
 	equal(t, len(link.unwrittenCalls()), 0)
+}
+
+func TestAfterAGracefulEndOfTheStreamItsCallsGoFirstAndOneWhoseTimeIsOverIsRefused(t *testing.T) {
+	p := newPeer("x", Options{Log: quiet}, nil, role{})
+	p.link, p.attached = testLink(), &pb.Attached{}
+	lost := p.link
+	lost.callsInFlight = 9
+	now := time.Now()
+	var asks []*ask
+	for i := range 12 {
+		asks = append(asks, &ask{
+			fields: &pb.ToolCall{}, signal: make(chan struct{}, 1), started: now.Add(time.Duration(i)), deadline: now.Add(time.Minute),
+		})
+		p.submit(asks[i])
+	}
+	asks[0].deadline = now
+	p.link, p.attached = nil, nil
+	p.lostCalls(lost, true)
+	equal(t, asks[0].result.GetError().GetMessage(), "no bus took the call in time")
+	equal(t, slices.Equal(p.waiting, asks[1:]), true)
+}
+
+// looking is a log that looks whether the mutex of a peer is free.
+type looking struct {
+	slog.Handler
+	mutex func() *sync.Mutex
+	free  *[]bool
+}
+
+func (looking) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l looking) Handle(context.Context, slog.Record) error {
+	isFree := l.mutex().TryLock()
+	if *l.free = append(*l.free, isFree); isFree {
+		l.mutex().Unlock()
+	}
+	return nil
+}
+
+func TestWhatTakesTheLogsMayUseThePeer(t *testing.T) {
+	var p *peer
+	var free []bool
+	log := slog.New(looking{mutex: func() *sync.Mutex { return &p.mutex }, free: &free})
+	p = newPeer("x", Options{Log: log}, nil, role{})
+	p.failed("a:1", end{code: "INTERNAL"}, 0)
+	refused := []*pb.RefusedTool{{Name: "a", Error: "a fault"}}
+	p.link = newLink(&p.mutex, nil, func(error) {}, 0)
+	p.receive(&pb.InvokeResponse{Attached: &pb.Attached{Refused: refused, RefusedTotal: 1}}, p.link)
+	equal(t, free, []bool{true, true})
 }
 
 func TestAfterAStandstillOnlyTheEchoOfTheNewestHeartbeatLetsHeldCallsBegin(t *testing.T) {

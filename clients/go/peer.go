@@ -114,6 +114,7 @@ type peer struct {
 	refused      map[toolKey]RefusedTool
 	waitingTools map[toolKey]bool
 	noted        map[string]bool        // what was logged about tools
+	warnings     []string               // that unlock is to log
 	catalog      map[ToolRef]ListedTool // what the watch has brought
 	order        []ToolRef              // of the names in catalog
 	revision     uint64                 // of the catalog here; 0 before the first list came
@@ -320,7 +321,7 @@ func (p *peer) failed(bus string, end end, failures int) (time.Duration, bool) {
 		first, longest = 500*time.Millisecond, 10*time.Second
 	}
 	p.mutex.Lock()
-	defer p.mutex.Unlock()
+	defer p.unlock()
 	text := fmt.Sprintf("not attached to %s (%s: %s): trying again, at least every %v", bus, end.code, end.text, longest)
 	before, left := p.shown[bus], p.left != ""
 	isKnown := before.why != "" && end.code == "UNAVAILABLE" || digits.ReplaceAllString(before.text, "") == digits.ReplaceAllString(text, "")
@@ -339,7 +340,7 @@ func (p *peer) failed(bus string, end end, failures int) (time.Duration, bool) {
 func (p *peer) explain(bus string, credential map[string]string) {
 	why, reached := whyUnanswered(bus, p.options.Credential, credential)
 	p.mutex.Lock()
-	defer p.mutex.Unlock()
+	defer p.unlock()
 	if p.explained = reached; why != "" && p.attached == nil && p.left == "" {
 		p.warn("%s", why)
 		p.shown[bus] = attempt{p.shown[bus].text, why}
@@ -380,7 +381,7 @@ func (p *peer) serve(bus string) (end, time.Duration, error) {
 	if p.left != "" {
 		link.drain("leaving")
 	}
-	p.mutex.Unlock()
+	p.unlock()
 	go p.monitor(ctx, link)
 	stream, err := connection.invoke(ctx)
 	if err == nil {
@@ -509,7 +510,7 @@ func (p *peer) register(link *link, session string, pages [][]*pb.Tool, version 
 				p.notifyChanged()
 			}
 		}
-		p.mutex.Unlock()
+		p.unlock()
 		if !isCurrent || err != nil {
 			return
 		}
@@ -542,7 +543,7 @@ func (p *peer) receive(message *pb.InvokeResponse, link *link) {
 	runs := slices.DeleteFunc(p.beginning, func(run *run) bool { return run.ended }) // cancelled by the same message
 	woken := p.woken
 	p.beginning, p.woken = nil, nil
-	p.mutex.Unlock()
+	p.unlock()
 	p.startRuns(runs)
 	for _, a := range woken {
 		a.notify()
@@ -715,8 +716,19 @@ func (p *peer) noteTools(refused []*pb.RefusedTool, waiting []*pb.WaitingTool) {
 	}
 }
 
+// warn notes a warning, which unlock logs.
 func (p *peer) warn(format string, values ...any) {
-	p.options.Log.Warn("toolbus: " + fmt.Sprintf(format, values...))
+	p.warnings = append(p.warnings, "toolbus: "+fmt.Sprintf(format, values...))
+}
+
+// unlock frees the mutex, and then logs the warnings: what takes them may use this peer.
+func (p *peer) unlock() {
+	warnings := p.warnings
+	p.warnings = nil
+	p.mutex.Unlock()
+	for _, text := range warnings {
+		p.options.Log.Warn(text)
+	}
 }
 
 // -- subscriptions ----------------------------------------------------------------------------------------------------

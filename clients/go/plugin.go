@@ -101,17 +101,16 @@ func (p *Plugin) attach(buses []string) {
 
 // follow attaches to the buses that DNS has for names, as long as the plugin lives.
 func (p *Plugin) follow() {
-	for {
+	for shown := ""; ; {
 		buses, err := p.addresses.lookUp(context.Background())
 		if err == nil {
 			p.attach(buses)
-		} else {
+		} else if text := err.Error(); text != shown {
+			shown = text
 			p.mutex.Lock()
-			if p.unknown != err.Error() {
-				p.options.Log.Warn("toolbus: " + err.Error())
-			}
-			p.unknown = err.Error()
+			p.unknown = text
 			p.mutex.Unlock()
+			p.options.Log.Warn("toolbus: " + text) // not with the mutex: what takes the logs may use this plugin
 		}
 		select {
 		case <-time.After(lookUpTime):
