@@ -128,10 +128,24 @@ public final class ToolScope {
         params.addProperty("mode", "form");
         params.addProperty("message", message);
         params.add("requestedSchema", form);
-        // Two runs of a handler that ask the same have the same key.
-        String key = asked.incrementAndGet() + "-" + Integer.toHexString(params.toString().hashCode());
+        // Two runs of a handler that ask the same have the same key, also in two processes.
+        String key = asked.incrementAndGet() + "-" + Integer.toHexString(sorted(params).toString().hashCode());
         JsonObject answer = ask(Map.of(key, Map.of("method", "elicitation/create", "params", params))).getAsJsonObject(key);
         return new Answer(answer.get("action").getAsString(), Values.object(answer, "content"));
+    }
+
+    /** Returns JSON whose objects have their members by name: those of a Map come in another order in each process. */
+    private static JsonElement sorted(JsonElement json) {
+        if (json instanceof JsonArray array) {
+            JsonArray all = new JsonArray();
+            array.forEach(each -> all.add(sorted(each)));
+            return all;
+        } else if (json instanceof JsonObject object) {
+            JsonObject all = new JsonObject();
+            new TreeMap<>(object.asMap()).forEach((name, each) -> all.add(name, sorted(each)));
+            return all;
+        }
+        return json;
     }
 
     /** Asks several questions of any kind at once, a Map or JsonObject by key, and returns the answers by key; else as {@link #elicit}. */

@@ -1,10 +1,15 @@
 package dev.toolbus;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 
 import dev.toolbus.pb.ToolCall;
 import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.LinkedBlockingQueue;
@@ -37,6 +42,19 @@ class HandlersTest {
             });
             ended.await();
         }
+    }
+
+    @Test
+    void aQuestionHasTheSameKeyInWhateverOrderItsFormHasItsMembers() {
+        Set<String> keys = new HashSet<>();
+        for (List<String> names : List.of(List.of("type", "title"), List.of("title", "type"))) {
+            Map<String, String> day = new LinkedHashMap<>();
+            names.forEach(name -> day.put(name, "string"));
+            Map<String, Object> form = Map.of("day", day, "rooms", List.of(day));
+            var asked = assertThrows(ToolScope.InputNeeded.class, () -> scopes(1).get(0).elicit("Which day?", form));
+            keys.addAll(Values.object(asked.questions).keySet());
+        }
+        assertEquals(1, keys.size());
     }
 
     @Test
