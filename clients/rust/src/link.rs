@@ -158,14 +158,14 @@ impl Link {
 
     // -- the outbox --------------------------------------------------------------------------------------------------
 
-    /// Sends an item of which a message can have one.
-    pub fn put(&self, item: impl FnOnce(&mut InvokeRequest)) {
-        self.put_into(&mut self.state(), item);
+    /// Sends an item of so many bytes of which a message can have one.
+    pub fn put(&self, bytes: usize, item: impl FnOnce(&mut InvokeRequest)) {
+        self.put_into(&mut self.state(), bytes, item);
     }
 
-    fn put_into(&self, state: &mut State, item: impl FnOnce(&mut InvokeRequest)) {
+    fn put_into(&self, state: &mut State, bytes: usize, item: impl FnOnce(&mut InvokeRequest)) {
         state.items = MESSAGE_ITEMS; // so that it begins a message
-        self.add(state, 0, item, false);
+        self.add(state, bytes, item, false);
     }
 
     /// Adds an item of so many bytes to the newest message or another one; drops it if the stream is over. With `hold` it
@@ -401,7 +401,7 @@ impl Link {
                 state.holding = true;
                 state.sequence += 1;
                 let heartbeat = Heartbeat { sequence: state.sequence, from_peer: true };
-                self.put_into(state, |message| message.heartbeat = Some(heartbeat));
+                self.put_into(state, heartbeat.encoded_len(), |message| message.heartbeat = Some(heartbeat));
             }
         }
         (state.due, state.wall_due) = (now + 2 * TICK, wall + 2 * TICK);
@@ -422,7 +422,7 @@ impl Link {
         let mut state = self.state();
         if !state.drain_sent {
             let drain = Drain { reason: reason.into(), grace_seconds: 0.0 };
-            self.put_into(&mut state, |message| message.drain = Some(drain));
+            self.put_into(&mut state, drain.encoded_len(), |message| message.drain = Some(drain));
             state.drain_sent = true;
             self.settle(&mut state);
         }
@@ -488,4 +488,20 @@ fn checked(result: ToolResult, state: &State) -> ToolResult {
     let text = format!("the result has {bytes} bytes, more than the limit result_bytes = {limit}: ask for less");
     let error = CallError::new(ErrorCode::ResultTooLarge, CallStage::Accepted, text);
     error.limit("result_bytes", limit as f64).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_follows_a_large_attach_is_not_in_its_message() {
+        let link = Link::new(0);
+        let attach = Attach { notices: vec!["x".repeat(MESSAGE_BYTES)], ..Default::default() };
+        link.put(attach.encoded_len(), |message| message.attach = Some(attach));
+        link.start("1", Arc::new(AtomicUsize::new(1)));
+        link.answer("1", ToolResult { output_json: "\"y\"".into(), ..Default::default() });
+        let messages = (link.next().await.unwrap(), link.next().await.unwrap());
+        assert_eq!((messages.0.attach.is_some(), messages.0.results.len(), messages.1.results.len()), (true, 0, 1));
+    }
 }

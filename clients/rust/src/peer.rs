@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use prost::Message;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
@@ -476,7 +477,7 @@ impl Peer {
         (state.version, state.pages) = (version, pages);
         state.declared.push_back(version);
         drop(state);
-        link.put(|message| message.attach = Some(attach));
+        link.put(attach.encoded_len(), |message| message.attach = Some(attach));
     }
 
     /// Declares the tools by a later attach, if they have changed since the last one.
@@ -542,7 +543,7 @@ impl Peer {
         }
         match message.heartbeat {
             Some(echo) if echo.from_peer => self.tools.begin(link.echoed(echo.sequence), link, self),
-            Some(heartbeat) => link.put(|message| message.heartbeat = Some(heartbeat)),
+            Some(heartbeat) => link.put(heartbeat.encoded_len(), |message| message.heartbeat = Some(heartbeat)),
             None => (),
         }
         if let Some(drain) = message.drain {
