@@ -55,6 +55,7 @@ def test_a_bus_is_mounted_explained_replaced_and_unmounted(tmp_path: Path) -> No
     [
         (("--bus", "http://127.0.0.1:1"), "which is one for HTTP"),
         (("--bus", "mtls:127.0.0.1:1"), "--credential"),
+        (("--bus", "mtls:127.0.0.1:1", "--credential", "/no/such.json"), "/no/such.json cannot be read"),
         (("--bus", "127.0.0.1:1", "--header", "a: b"), "do not go with a bus"),
         (("--url", "http://127.0.0.1/mcp", "--token", "x"), "go with --bus"),
     ],

@@ -89,8 +89,11 @@ def test_a_mount_is_written_where_the_named_bus_reads_it_and_a_replacement_waits
             assert (good.returncode, "files: live" in good.stdout) == (0, True), good.stderr
             assert "none" not in good.stderr
         assert toolbus("unmount", "files", *to_bus).returncode == 0
-        again = toolbus("mount", "files", *to_bus, "--", "my-server", f"file={tools}", **shell)
+        words = ("--dir", str(tmp_path), "--env", "A=b", "--", "my-server", f"file={tools}")
+        again = toolbus("mount", "files", *to_bus, *words, **shell)
         assert (again.returncode, "files: live" in again.stdout) == (0, True), again.stderr
+        entry = json.loads((data / "mcp.json").read_text())["mcpServers"]["files"]
+        assert (entry["cwd"], entry["env"]) == (str(tmp_path), {"A": "b"})
         other = toolbus("mount", "more", *to_bus, "--data-dir", str(tmp_path), "--", "my-server", **shell)
         assert (other.returncode, f"has the data directory {data}" in other.stderr) == (1, True)
 

@@ -500,10 +500,12 @@ def _entry_of_options(name: str, mounted: str | None, given: Mapping[str, Any]) 
         if any(given[each] for each in options):
             terminal.fail(text, terminal.USAGE)
 
+    # Here, other than in the arguments of a command, a path is a text.
+    credential, directory = (Path(given[each]) if given[each] else None for each in ("credential", "directory"))
     if mounted is not None:
         why = "--header, --login, --user-login, --env, --dir and --era do not go with a bus: it is no MCP server"
         refuse(("header", "login", "user_login", "env", "directory", "era"), why)
-        entry = _of_bus(name, mounted, given["credential"], given["token"])
+        entry = _of_bus(name, mounted, credential, given["token"])
     else:
         why = "--credential, --token and --transit go with --bus ADDR, without COMMAND and --url"
         refuse(("credential", "token", "transit"), why)
@@ -513,7 +515,7 @@ def _entry_of_options(name: str, mounted: str | None, given: Mapping[str, Any]) 
             headers = dict(map(_header, given["header"] or ()))
             entry = {"type": "http", "url": given["url"], **({"headers": headers} if headers else {})}
         else:
-            entry = _of_command(given["command"] or (), given["env"] or (), given["directory"])
+            entry = _of_command(given["command"] or (), given["env"] or (), directory)
             refuse(("header", "login"), "--header and --login go with --url, not with a command")
     ours = {key: given[key] for key in ("allow", "deny", "eager", "era", "pin", "trust_hints", "login", "transit")}
     ours["login"] = PER_USER if given["user_login"] else given["login"]
