@@ -140,6 +140,11 @@ UNREPAIRED: dict[str, tuple[Any, str]] = {
     "an object around another value": (of(a={"type": "string", "enum": ["C", "K"]}), '{"a":{"unit":"F"}}'),
     "an object with more than a listed value": (of(a={"enum": ["C", "K"]}), '{"a":{"unit":"K","b":1}}'),
     "an object around what is almost a listed value": (of(a={"enum": [1]}), '{"a":{"b":true}}'),
+    "all arguments together in place of a listed value": ({"type": "object", "const": {"a": 1}}, '{"b":{"a":1}}'),
+    "an object that another branch of a choice may take": (
+        of(a={"anyOf": [{"enum": ["all", "none"]}, of(except_={"type": "array"})]}),
+        '{"a":{"except_":"all"}}',
+    ),
     "a fraction for an integer": (of(a=INTEGER), '{"a":"5.0"}'),
     "an exponent for an integer": (of(a=INTEGER), '{"a":"1e3"}'),
     "blanks around a number": (of(a=INTEGER), '{"a":" 5 "}'),

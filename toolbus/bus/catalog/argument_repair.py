@@ -219,19 +219,18 @@ def _fixes(error: jsonschema_rs.ValidationError, value: Any) -> list[Fix] | None
     kind = error.kind
     if part is None and path and isinstance(path[-1], str) and isinstance(kind, (_TYPE, *CHOICES, *_VALUES)):
         return [Fix(path, _NOTHING)]
-    if isinstance(kind, _TYPE):
-        read = _read(part, kind.types)
-        return None if read is _NOTHING else [Fix(path, read)]
-    if isinstance(kind, _VALUES):
-        read = _read_listed(part, kind)
+    if isinstance(kind, _TYPE) or (path and isinstance(kind, _VALUES)):  # all arguments are never one listed value
+        read = _read(part, kind.types) if isinstance(kind, _TYPE) else _read_listed(part, kind)
         return None if read is _NOTHING else [Fix(path, read)]
     if not isinstance(kind, CHOICES):
         return None
     ways = []
     for branch in kind.context:
         fixes = [_fixes(each, value) for each in branch]
-        if fixes and None not in fixes:
-            ways.append([fix for each in fixes if each is not None for fix in each])
+        way = [fix for each in fixes if each is not None for fix in each]
+        # Of a choice, an object may be what was meant: no member of it stands for the whole.
+        if way and None not in fixes and not (type(part) is dict and any(fix.path == path for fix in way)):
+            ways.append(way)
     # Two branches that need different repairs leave open which one was meant.
     return ways[0] if ways and all(_same(way, ways[0]) for way in ways) else None
 
