@@ -21,6 +21,7 @@ from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.budgets import OWN, Declaring
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Seams
 from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool, memory_of, read_tool
 from toolbus.bus.catalog.policy import Policy
@@ -514,6 +515,39 @@ def test_what_waits_for_an_account_has_a_bound_and_one_message_of_each_always_fi
             pass
     with waiting("x", 5), waiting("x", 5):
         pass
+
+
+@pytest.mark.parametrize("source", ["", "identity chat", "x" * 129])
+async def test_an_attach_with_a_source_that_no_peer_may_have_counts_for_all_whom_the_bus_refuses(source: str) -> None:
+    budgets = Account(Limits(held_bytes_per_source=MIB)).budgets
+    frame = wire.InvokeRequest(attach=wire.Attach(source=source, tools=[tool("t", "x" * MIB)]))
+    with budgets.waiting("peers that attach as refused", 1), pytest.raises(LimitExceeded, match="attach as refused"):
+        await budgets.take(Principal(source), {}, frame, lambda frame: None)
+
+
+async def test_an_attach_takes_no_room_from_the_sessions_of_the_source_that_it_claims() -> None:
+    budgets, text = Account(Limits(held_bytes_per_source=MIB)).budgets, "x" * 800_000
+    attach = wire.Attach(source="x", tools=[tool("t", text)])
+    frames = wire.InvokeRequest(attach=attach), wire.InvokeRequest(results=[pb.ToolResult(output_json=text)])
+    async with budgets.share.turn("another"):
+        taking = [asyncio.create_task(budgets.take(Principal("x"), {}, each, lambda frame: None)) for each in frames]
+        await asyncio.sleep(0)
+    await within(asyncio.gather(*taking))
+
+
+async def test_empty_items_count_with_the_memory_that_they_take() -> None:
+    budgets, context = Account(Limits(held_bytes_per_source=MIB)).budgets, pb.CallContext()
+    context.messages.extend([pb.ContextMessage()] * MAX_ITEMS)
+    frames = (
+        wire.InvokeRequest(calls=[pb.ToolCall()] * MAX_ITEMS),
+        wire.InvokeRequest(cancels=[pb.ToolCancel()] * MAX_ITEMS),
+        wire.InvokeRequest(calls=[pb.ToolCall(context=context)]),
+        wire.InvokeRequest(results=[pb.ToolResult(content=[pb.ContentBlock()] * MAX_ITEMS)]),
+    )
+    with budgets.waiting("x", 1):
+        for frame in frames:
+            with pytest.raises(LimitExceeded, match="held_bytes_per_source"):
+                await budgets.take(Principal("x"), {}, frame, lambda frame: None)
 
 
 async def test_requests_and_frames_that_would_wait_beyond_the_bound_are_refused_by_its_name() -> None:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from toolbus.bus.access.budgets import LONG_BYTES, OWN, Budgets, Declaring, Receive, Register, Registered
+from toolbus.bus.access.budgets import LONG_BYTES, OWN, REFUSED, Budgets, Declaring, Receive, Register, Registered
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Seams
 from toolbus.bus.catalog.entry import CompiledTool, Entry, declared_twice, memory_of, read_tool
@@ -32,6 +32,7 @@ from toolbus.parts.budgets.beside_loop import beside_loop
 from toolbus.parts.budgets.loop_share import MAX_ACCOUNTS, LoopShare
 from toolbus.protocol.limits import Limits
 from toolbus.protocol.session import MAX_ITEMS
+from toolbus.protocol.tool import SOURCE
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -39,7 +40,7 @@ Answer = TypeVar("Answer")
 CHUNK_BYTES = 8 * 1024  # of declarations that are read before it is the turn of others
 PIECE_BYTES, PIECE_CALLS = 1 << 17, 32  # of a large message that are read in one turn of a peer with budgets: 1 ms
 PIECE_SECONDS = 0.0001  # that gRPC took to read a piece, about
-ITEM_BYTES, RPC_BYTES = 128, 16 * 1024  # of memory that an empty item of a message takes, and an RPC, about
+ITEM_BYTES, RPC_BYTES = 256, 16 * 1024  # of memory that an empty item of a message takes, and an RPC, about
 PART_TOOLS = 40  # of one request that are judged and offered before it is the turn of others: 1 ms
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 # Of the time, for the tools of one account while own programs call, and else; at once, after a rest. The thread and the
@@ -62,6 +63,14 @@ def first_calls(frame: wire.InvokeRequest) -> wire.InvokeRequest | None:
     piece = wire.InvokeRequest(calls=frame.calls[:count])
     del frame.calls[:count]
     return piece
+
+
+def items_of(frame: wire.InvokeRequest) -> int:
+    """Returns how many messages a message holds, each of which takes memory also where it is empty."""
+    lists: list[Sized] = [frame.calls, frame.results, frame.progress, frame.cancels, frame.attach.tools]
+    lists += (call.context.messages for call in frame.calls if call.HasField("context"))
+    lists += (result.content for result in frame.results)
+    return sum(map(len, lists))
 
 
 def rest_of(seconds: float, *, is_busy: bool, piece: float) -> float:
@@ -128,9 +137,13 @@ class PeerBudgets(Budgets):
         if max(len(frame.calls), len(frame.results), len(frame.progress), len(frame.cancels)) > MAX_ITEMS:
             receive(frame)  # is refused: takes less than to wait with millions of items
             return
-        account, size = OWN if sender is None else sender.account, frame.ByteSize()
-        nested = len(frame.attach.tools) + sum(len(result.content) for result in frame.results)
-        with self.waiting(account, size + ITEM_BYTES * nested):
+        account, size, holder = OWN, frame.ByteSize(), OWN
+        if sender is not None:
+            holder = account = sender.account
+            if sender.identity.scopes is None:  # a guarded peer: nothing has proven the source of its attach
+                account = account if SOURCE.fullmatch(account) else REFUSED
+                holder = f"peers that attach as {account}" if frame.HasField("attach") else account
+        with self.waiting(holder, size + ITEM_BYTES * items_of(frame)):
             work: Callable[[], None] = partial(receive, frame)
             if sender is not None and (frame.results or frame.progress) and size > LONG_BYTES:
                 work = await self.judge(sender, calls, frame, work)
