@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.waiting import within
 from toolbus.protocol.lane import HEADER, FrameKind, LaneConnection, lane_names, program_of
 
 MOST = 64  # bytes of a payload
@@ -28,6 +29,9 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None:
         self.aborted = True
+
+    def pause_reading(self) -> None:
+        """Does nothing: a test puts in what arrives."""
 
 
 class End(LaneConnection):
@@ -142,6 +146,21 @@ def test_an_error_while_writing_ends_the_connection(caplog: pytest.LogCaptureFix
     loop.run()
     assert one.wire.aborted
     assert "a fault of toolbus" in caplog.text
+
+
+async def test_what_is_done_for_a_connection_ends_with_it() -> None:
+    one, doing = End(asyncio.get_running_loop()), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            doing.set()
+
+    one.hold(work())
+    await asyncio.sleep(0)
+    one.connection_lost(None)
+    await within(doing.wait())
 
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the lane is on Linux only")

@@ -168,6 +168,8 @@ class LaneConnection(asyncio.Protocol):
         self._transport = None
         self._part.clear()
         self.over = True
+        if self._holding is not None:
+            self._holding.cancel()
         self.lost()
 
     def pause_writing(self) -> None:

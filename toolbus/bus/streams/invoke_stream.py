@@ -330,8 +330,7 @@ class InvokeStream:
 
     def waits(self, frame: wire.InvokeRequest) -> bool:
         """Tells whether a message is one for `take`: of any peer but an own program, or with many tools."""
-        is_own = self._peer.trust is Trust.OWN
-        return not is_own or (frame.HasField("attach") and len(frame.attach.tools) > MANY_TOOLS)
+        return self._peer.trust is not Trust.OWN or (frame.HasField("attach") and len(frame.attach.tools) > MANY_TOOLS)
 
     async def take(self, frame: wire.InvokeRequest) -> None:
         """Handles a message within the budgets of its peer; an own program only lets others have their turns."""
@@ -438,10 +437,7 @@ class InvokeStream:
         if outbox.waiting_bytes > outbox.max_bytes:
             limit, why = "waiting_bytes", f"more than {outbox.max_bytes} bytes wait for it"
         else:
-            limit, why = (
-                "held_bytes",
-                f"more than {outbox.pool.max_bytes} bytes wait for all peers, most for it",
-            )
+            limit, why = "held_bytes", f"more than {outbox.pool.max_bytes} bytes wait for all peers, most for it"
         text = f"the peer reads too slowly: {why} (limit {limit})"
         # Later: the dispatcher is in the middle of a frame.
         self._loop.call_soon(self.end, "RESOURCE_EXHAUSTED", text)
