@@ -438,15 +438,17 @@ def test_the_first_signal_drains_a_plugin_whose_start_has_not_returned_yet() -> 
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_signal_before_a_plugin_connects_ends_it_at_once() -> None:
+@pytest.mark.parametrize(("number", "printed"), [(signal.SIGTERM, b""), (signal.SIGINT, b"tidy\n")])
+def test_a_signal_before_a_plugin_connects_does_what_it_does_to_any_program(number: int, printed: bytes) -> None:
     program = (
-        "import asyncio, os, signal\nfrom toolbus.sdk.plugin_client import Plugin\n\n"
+        "import asyncio, os\nfrom toolbus.sdk.plugin_client import Plugin\n\n"
         "class Starting(Plugin):\n    async def start(self, **_):\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n        await asyncio.sleep(600)\n\n"
-        "Starting('p').run()\n"
+        f"        os.kill(os.getpid(), {int(number)})\n        await asyncio.sleep(600)\n\n"
+        "try:\n    Starting('p').run()\nfinally:\n    print('tidy', flush=True)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], timeout=SECONDS, check=False)
-    assert ended.returncode == -signal.SIGTERM
+    command, place = [sys.executable, "-c", program], Path(__file__).parents[2]
+    ended = subprocess.run(command, cwd=place, timeout=SECONDS, check=False, capture_output=True)
+    assert (ended.returncode, ended.stdout) == (-number, printed)
 
 
 async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:

@@ -681,7 +681,7 @@ class Plugin:
         return self._connection
 
     async def _run(self, on_ready: Callable[[], object] | None, grace_seconds: float) -> None:
-        # Before the start: the tools may be offered when it returns. A plugin without a connection ends at once.
+        # Before the start: the tools may be offered when it returns. Without a connection there is nothing to drain.
         with _signals(lambda name: self.leave(name, grace_seconds) or self._closed):
             await self.start()
             frozen, notifying = gc.get_freeze_count(), asyncio.ensure_future(self._notify(on_ready))
@@ -712,7 +712,7 @@ def made_of(tool: Callable[..., Any] | ToolDefinition | ToolSpec, options: ToolO
 
 @contextmanager
 def _signals(drain: Callable[[str], bool]) -> Iterator[None]:
-    """Lets the first SIGINT or SIGTERM drain the plugin, and the second, or one that `drain` refuses, end the process.
+    """Lets the first SIGINT or SIGTERM drain the plugin or, if `drain` refuses, do what it did; the second ends it.
 
     The signal handlers are plain ones, not the loop's: an async tool that blocks its loop must not block signals.
     """
@@ -723,16 +723,17 @@ def _signals(drain: Callable[[str], bool]) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal draining
-        name = signal.Signals(number).name
-        if draining or not drain(name):
-            signal.signal(number, signal.SIG_DFL)
+        if draining or not drain(signal.Signals(number).name):
+            signal.signal(number, signal.SIG_DFL if draining else before[signal.Signals(number)])
             os.kill(os.getpid(), number)
             return
         draining = True
-        log.info("%s: finishing the calls in flight; again to end at once", name)
+        log.info("%s: finishing the calls in flight; again to end at once", signal.Signals(number).name)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        for number in before:
+            signal.signal(number, handle)
         yield
     finally:
         for number, handler in before.items():
