@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from tests.parts.mcp.server.http_client import HttpClient, serving
 from tests.support.waiting import until, within
 from toolbus.bus.access.identity import LOCAL, Identity, Scopes
 from toolbus.bus.keys.seal import Sealer
-from toolbus.bus.storage.store import Store
+from toolbus.bus.storage.store import Kind, MemoryDriver, Store, WriteFailed
 from toolbus.bus.web_paths import Message
 from toolbus.errors import LimitExceeded
 from toolbus.parts.mcp.features import features_of
@@ -355,6 +357,24 @@ async def test_the_store_has_the_changes_of_so_many_sessions_only(monkeypatch: p
             session.set_level(level)
             await sessions.save(session)
         assert [each["level"] for each in store.load(CHANGED).values()] == ["alert", "debug"]
+
+
+async def test_a_change_that_could_not_be_deleted_is_deleted_with_the_next() -> None:
+    class Filling(Store):
+        is_full = False
+
+        def write(self, kind: Kind, rows: Mapping[str, Any], deleted: Iterable[str] = ()) -> None:
+            if self.is_full:
+                raise WriteFailed("the disk is full")
+            super().write(kind, rows, deleted)
+
+    store = Filling(MemoryDriver())
+    sessions = Sessions(Sealer(KEY), store=store)
+    session = sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL)
+    for level, store.is_full, rows in (("error", False, 1), ("info", True, 1), ("info", False, 0)):
+        session.set_level(level)
+        await sessions.save(session)
+        assert len(store.load(CHANGED)) == rows
 
 
 async def test_a_session_that_its_client_ended_is_unknown(tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ async def subscribe(server: McpServer, request: McpRequest) -> bytes:
     if session is not None and session.subscriptions.get(uri) is None:
         text = sum(map(len, session.subscriptions)) + len(uri)
         if len(session.subscriptions) >= MAX_WATCHED or text > MAX_WATCHED_TEXT:
-            full = f"this would be more than {MAX_WATCHED} subscriptions (limit mcp_watched): end some of them"
+            most = f"{MAX_WATCHED} subscriptions, or URIs of more than {MAX_WATCHED_TEXT} characters together"
+            full = f"this would be more than {most} (limit mcp_watched): end some of them"
             raise RpcError(McpCode.INVALID_PARAMS, full)
         if not server.subscriptions.subscribe(session, uri):
             raise unknown_resource(request, uri)

@@ -135,7 +135,7 @@ class McpSession:
         is_restored: whether the client needs a notification of all lists, after a restart or a long silence.
         subscriptions: functions that end its subscriptions to resources, by URI; None where no mount has listed the
             resource since a restart of the bus.
-        is_stored: whether the store has its level and subscriptions.
+        is_stored: whether the store may have its level and subscriptions.
     """
 
     def __init__(self, id: str, version: str, client: ClientCapabilities, profile: Profile, identity: Identity) -> None:
@@ -352,9 +352,10 @@ class Sessions:
             changes = {} if session.id in self._ended else session.changes
             if not session.id or not (changes or session.is_stored):
                 return
-            session.is_stored = bool(changes)
+            session.is_stored = True  # or may be, until a write that deletes it has succeeded
             try:
                 await asyncio.to_thread(self._write, _key(session.id), changes)
+                session.is_stored = bool(changes)
             except (WriteFailed, SetupError) as error:
                 log.warning("changes of an MCP session end with this bus, since they could not be stored: %s", error)
 
