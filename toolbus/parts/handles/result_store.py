@@ -99,7 +99,7 @@ class ResultStore:
         """Finds the files of earlier runs, which end no later than if they were new; one that is damaged is removed."""
         if self._folder is None or not self._folder.is_dir():
             return
-        now, kept = self._clock(), list[Stored]()
+        now, valid = self._clock(), list[Stored]()
         files = [path for path in self._folder.iterdir() if path.is_file()]  # a volume of its own has a lost+found
         for path in sorted(files, key=lambda each: each.stat().st_mtime):
             stored = _header_of(path)
@@ -107,8 +107,8 @@ class ResultStore:
                 path.unlink(missing_ok=True)
             else:
                 stored.expires = min(stored.expires, now + self._rules.ttl_seconds)
-                kept.append(stored)
-        for stored in sorted(kept, key=lambda each: each.expires):
+                valid.append(stored)
+        for stored in sorted(valid, key=lambda each: each.expires):
             self._stored[stored.id] = stored
             self._count(stored, stored.size)
 
