@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.waiting import until
-from toolbus.parts.conformance.proxy import Proxy, bound
+from toolbus.parts.conformance.proxy import Proxy, bound, reserved
 
 
 @pytest_asyncio.fixture
@@ -122,3 +122,15 @@ async def test_small_pieces_pass_at_once() -> None:
         assert await reader.read() == b""
         writer.close()
     assert no_delay == [1]
+
+
+def test_a_reserved_port_is_shared_with_its_own_sockets_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of two runs on one machine would meet the bus of the other."""
+    with reserved() as holder:
+        port = holder.getsockname()[1]
+        with bound(port) as own:
+            own.listen()
+        ports = iter([port, port])
+        monkeypatch.setattr("random.randrange", lambda *_: next(ports, 0))
+        with reserved() as other:
+            assert other.getsockname()[1] != port

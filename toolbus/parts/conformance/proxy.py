@@ -45,7 +45,7 @@ class Proxy:
         self.attempts: list[float] = []
         self.attempted = asyncio.Event()
         if path is None:
-            self._holder = bound(quiet_port())
+            self._holder = reserved()
             self._port = self._holder.getsockname()[1]
 
     @property
@@ -136,26 +136,33 @@ class Proxy:
         sink.write_eof()
 
 
-def quiet_port() -> int:
-    """Returns a free port that systems hand out to nobody.
+def reserved() -> socket.socket:
+    """Returns a socket that has a port of loopback, which systems hand out to nobody; `bound` may share it.
 
-    Programs whose bus has ended look for it at the port that it was given, and would be taken for the client.
+    Programs whose bus has ended look for it at the port that it was given, and would be taken for the client; so would
+    the client of another run, hence whoever takes a port alone is the one who has it.
     """
-    for _ in range(100):
-        port = random.randrange(15_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    return 0
+    for port in (*(random.randrange(15_000, 30_000) for _ in range(100)), 0):
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        with contextlib.suppress(OSError):
+            made.bind(("127.0.0.1", port))
+            _share(made)
+            return made
+        made.close()
+    raise OSError("no port of loopback is free")
+
+
+def _share(made: socket.socket) -> None:
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        made.setsockopt(socket.SOL_SOCKET, option, 1)
 
 
 def bound(port: int) -> socket.socket:
-    """Returns a socket that has a port of loopback and does not listen: connections are refused there."""
+    """Returns another socket for a port that is `reserved`; it does not listen, so connections are refused there."""
     # asyncio sends small pieces at once only on sockets that name their protocol. Otherwise some of what passes here
     # would wait 40 ms for an acknowledgement, and the client would be blamed.
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    _share(made)
     made.bind(("127.0.0.1", port))
     return made
 

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from toolbus.common.text import refuse_constant
 from toolbus.parts.conformance.certificates import server_credentials
 from toolbus.parts.conformance.match import Mismatch, items_of, mapped
-from toolbus.parts.conformance.proxy import Proxy, quiet_port
+from toolbus.parts.conformance.proxy import Proxy, reserved
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
@@ -359,19 +359,18 @@ class Line(rpc.ToolBusServiceServicer):
         self._sessions = 0x5E55101D5E55101D << 64  # rises with each stream
         options = [("grpc.max_receive_message_length", RECEIVED_BYTES), ("grpc.so_reuseport", 0)]
         self._server = grpc.aio.server(options=options)
+        self._holder = reserved()
         self._port = 0
 
     async def start(self) -> None:
         """Begins to take streams in."""
         rpc.add_ToolBusServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call,unused-ignore]
         credentials = server_credentials(self._access)
-        while not self._port:
-            with contextlib.suppress(RuntimeError):  # another process has taken the port meanwhile
-                address = f"127.0.0.1:{quiet_port()}"
-                if credentials is None:
-                    self._port = self._server.add_insecure_port(address)
-                else:
-                    self._port = self._server.add_secure_port(address, credentials)
+        address = "{}:{}".format(*self._holder.getsockname())
+        if credentials is None:
+            self._port = self._server.add_insecure_port(address)
+        else:
+            self._port = self._server.add_secure_port(address, credentials)
         await self._server.start()
         await self.proxy.open(self._port)
 
@@ -381,6 +380,7 @@ class Line(rpc.ToolBusServiceServicer):
         for stream in self._all:
             stream.ending.cancel()
         await self._server.stop(0)
+        self._holder.close()
 
     def forget(self) -> None:
         """Forgets the instance and the streams of a client process that was restarted."""
