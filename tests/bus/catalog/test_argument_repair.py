@@ -100,7 +100,13 @@ REPAIRED: dict[str, tuple[Any, str, str, list[str]]] = {
         '{"a":"K"}',
         ["a: object to string"],
     ),
-    "an object around the one value": (of(a={"const": 2}), '{"a":{"b":2}}', '{"a":2}', ["a: object to integer"]),
+    "an object around a listed value that may be null": (
+        {**of(a={"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "null"}]}), "$defs": {"unit": {"enum": ["C", "K"]}}},
+        '{"a":{"unit":"K"}}',
+        '{"a":"K"}',
+        ["a: object to string"],
+    ),
+    "an object around the one value": (of(a={"const": 2}), '{"a":{"a":2}}', '{"a":2}', ["a: object to integer"]),
     "the one value": (of(a={"const": True}), '{"a":"true"}', '{"a":true}', ["a: string to boolean"]),
     "a default": (of(a={"default": "x"}, b={}), ' {"b": 1.50} ', '{"b": 1.50,"a":"x"}', ["a: absent to string"]),
     "a default for nothing": (of(a={"default": [1]}), "", '{"a":[1]}', ["a: absent to array"]),
@@ -137,9 +143,10 @@ def test_a_plain_slip_is_repaired_and_recorded(schema: Any, given: str, arrives:
 
 
 UNREPAIRED: dict[str, tuple[Any, str]] = {
-    "an object around another value": (of(a={"type": "string", "enum": ["C", "K"]}), '{"a":{"unit":"F"}}'),
-    "an object with more than a listed value": (of(a={"enum": ["C", "K"]}), '{"a":{"unit":"K","b":1}}'),
-    "an object around what is almost a listed value": (of(a={"enum": [1]}), '{"a":{"b":true}}'),
+    "an object around another value": (of(a={"type": "string", "enum": ["C", "K"]}), '{"a":{"a":"F"}}'),
+    "an object around a listed value under another name": (of(a={"enum": ["C", "K"]}), '{"a":{"not":"K"}}'),
+    "an object with more than a listed value": (of(a={"enum": ["C", "K"]}), '{"a":{"a":"K","b":1}}'),
+    "an object around what is almost a listed value": (of(a={"enum": [1]}), '{"a":{"a":true}}'),
     "all arguments together in place of a listed value": ({"type": "object", "const": {"a": 1}}, '{"b":{"a":1}}'),
     "an object that another branch of a choice may take": (
         of(a={"anyOf": [{"enum": ["all", "none"]}, of(except_={"type": "array"})]}),

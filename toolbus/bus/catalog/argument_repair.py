@@ -220,17 +220,17 @@ def _fixes(error: jsonschema_rs.ValidationError, value: Any) -> list[Fix] | None
     if part is None and path and isinstance(path[-1], str) and isinstance(kind, (_TYPE, *CHOICES, *_VALUES)):
         return [Fix(path, _NOTHING)]
     if isinstance(kind, _TYPE) or (path and isinstance(kind, _VALUES)):  # all arguments are never one listed value
-        read = _read(part, kind.types) if isinstance(kind, _TYPE) else _read_listed(part, kind)
+        read = (
+            _read(part, kind.types) if isinstance(kind, _TYPE) else _read_listed(part, kind, error.schema_path[-2:-1])
+        )
         return None if read is _NOTHING else [Fix(path, read)]
     if not isinstance(kind, CHOICES):
         return None
     ways = []
     for branch in kind.context:
         fixes = [_fixes(each, value) for each in branch]
-        way = [fix for each in fixes if each is not None for fix in each]
-        # Of a choice, an object may be what was meant: no member of it stands for the whole.
-        if way and None not in fixes and not (type(part) is dict and any(fix.path == path for fix in way)):
-            ways.append(way)
+        if fixes and None not in fixes:
+            ways.append([fix for each in fixes if each is not None for fix in each])
     # Two branches that need different repairs leave open which one was meant.
     return ways[0] if ways and all(_same(way, ways[0]) for way in ways) else None
 
@@ -250,10 +250,15 @@ def _read(part: Any, types: Iterable[str]) -> Any:
     return min(values, key=lambda value: isinstance(value, float), default=_NOTHING)
 
 
-def _read_listed(part: Any, kind: Any) -> Any:
-    """Returns the listed value that a text, or an object of one member, stands for; `_NOTHING` where none is meant."""
+def _read_listed(part: Any, kind: Any, name: list[str | int]) -> Any:
+    """Returns the listed value that is meant by a text, or by an object with it as the only member; else `_NOTHING`.
+
+    Args:
+        name: of the property or definition that lists the values. Some clients of models make an object with a member
+            of that name of each choice behind a reference.
+    """
     listed = kind.options if isinstance(kind, jsonschema_rs.ValidationErrorKind.Enum) else [kind.expected_value]
-    if type(part) is dict and len(part) == 1:  # converters turn a choice behind a reference into an object around it
+    if type(part) is dict and list(part) == name:
         (inner,) = part.values()
         return inner if any(type(each) is type(inner) and each == inner for each in listed) else _NOTHING
     meant = [each for each in listed if type(each) in (int, float, bool) and json.dumps(each) == part]
