@@ -35,7 +35,7 @@ async def test_a_task_of_a_killed_bus_is_read_at_another_one_and_rules_hold_ther
         await within(plugin.ready())
         other = await stack.enter_async_context(Host(second, source="host"))
         async with Host(first, source="host") as host:
-            task_id = (await within(host.call("report", {}, background_after=0.05))).output["task_id"]
+            task_id = (await within(host.call("report", {}, background_after=0.05))).unwrap()["task_id"]
             await within(until_status(other, task_id, "running"))
             await within(host.call("toolbus:permit", {"kind": "tools", "name": "mail", "users": ["ann"]}))
             gate.set()
@@ -72,7 +72,7 @@ async def test_a_task_that_ran_at_a_killed_bus_is_not_shown_as_running_for_ever(
         await within(plugin.ready())
         other = await stack.enter_async_context(Host(second, source="host"))
         async with Host(first, source="host") as host:
-            task_id = (await within(host.call("report", {}, background_after=0.05))).output["task_id"]
+            task_id = (await within(host.call("report", {}, background_after=0.05))).unwrap()["task_id"]
             await within(until_status(other, task_id, "running"))
         buses[0].send(signal.SIGKILL)
         while (error := (await within(other.call("check_task", {"task_id": task_id}))).error) is None:

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from tests.support.postgres import Proxy, Server, running_server
-from tests.support.waiting import HANG_SECONDS, Stopwatch, until, until_sync, within
+from tests.support.waiting import HANG_SECONDS, WAIT_SECONDS, Stopwatch, until, until_sync, within
 from toolbus import Host, Plugin
 from toolbus.bus import Bus
 from toolbus.bus.config import Config
@@ -210,13 +210,13 @@ async def test_a_bus_that_starts_while_the_database_is_away_has_what_it_read_las
 ) -> None:
     url = server.database("shared")
 
-    def store_of(name: str) -> SharedStore:
+    def store_of(name: str, start_seconds: float = 0.5) -> SharedStore:
         store = SharedStore.of(tmp_path / name)
         assert isinstance(store, SharedStore)
-        store.share(PostgresDriver(url, start_seconds=0.5))
+        store.share(PostgresDriver(url, start_seconds=start_seconds))
         return store
 
-    first = store_of("a")
+    first = store_of("a", WAIT_SECONDS)
     first.open()
     first.write(RULES, {"a": 1, "ä": [2]})
     first.close()

@@ -44,7 +44,7 @@ class LaneServer:
         self.connections: set[_BusConnection] = set()
         self.closed = False  # whether it takes no further connections
         self._neighbours = neighbours
-        self._servers: list[asyncio.AbstractServer] = []
+        self._servers: list[asyncio.Server] = []
 
     async def start(self, addresses: tuple[str, ...]) -> None:
         """Listens beside addresses of gRPC; where that cannot be done, peers use gRPC."""
@@ -71,7 +71,10 @@ class LaneServer:
         """Takes no further connections; those that are open stay."""
         self.closed = True
         for server in self._servers:
-            server.close()
+            # What the loop has accepted in this turn attaches to the server in the next, or nothing closes its socket.
+            for each in server.sockets:
+                server.get_loop().remove_reader(each.fileno())
+            server.get_loop().call_soon(server.close)
         self._servers.clear()
 
     def stop(self) -> None:
