@@ -40,7 +40,11 @@ export async function runningBus(...options: string[]): Promise<Bus> {
 
 /** Waits until something holds, for as long as the test runs. */
 export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
-  while (!(await condition())) await new Promise((resolve) => setTimeout(resolve, 10));
+  const end = performance.now() + 60_000; // on a busy machine; nothing waits for it to pass
+  while (!(await condition())) {
+    if (performance.now() > end) throw new Error(`not within 60 s: ${String(condition)}`);
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
 }
 
 /** Starts an HTTP/2 server with TLS that ends connections without a client certificate, as a bus at `mtls:` does. */
