@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lab.fuzz.choices import Choices, block_of
@@ -53,6 +53,8 @@ class _Wire(asyncio.Transport):
         super().__init__({"socket": self})
         self.written = bytearray()
         self.aborted = False
+        self.reads = True
+        self.resumed: Callable[[], None] = lambda: None  # delivers what came while the bus did not read
 
     def getsockopt(self, *what: Any) -> bytes:
         return struct.pack("=iII", os.getpid(), os.getuid(), os.getgid())  # as the kernel says it of a peer
@@ -63,12 +65,21 @@ class _Wire(asyncio.Transport):
     def abort(self) -> None:
         self.aborted = True
 
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+        asyncio.get_running_loop().call_soon(self.resumed)
+
 
 class _Peer:
     """One connection, and its peer's half."""
 
     def __init__(self, server: LaneServer, loop: asyncio.AbstractEventLoop) -> None:
         self.wire = _Wire()
+        self.wire.resumed = self.read
+        self.unread = bytearray()  # what has arrived while the bus does not read
         self.end = _BusConnection(server, Neighbours(), loop)
         self.end.connection_made(self.wire)
         self.waiting = bytearray()  # what is cut off, and sent with what comes next
@@ -78,7 +89,14 @@ class _Peer:
         """Delivers bytes; the last few of them together with those that come next."""
         data = bytes(self.waiting) + data
         self.waiting = bytearray(data[len(data) - keep :] if keep else b"")
-        if data := data[: len(data) - keep]:
+        self.unread += data[: len(data) - keep]
+        self.read()
+
+    def read(self) -> None:
+        """Gives the bus what has arrived, if it reads."""
+        if self.unread and self.wire.reads and not self.over:
+            data = bytes(self.unread)
+            self.unread.clear()
             self.end.data_received(data)
 
     def break_off(self) -> None:
