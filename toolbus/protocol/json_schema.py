@@ -136,6 +136,15 @@ def of_type(value: Any, kind: str) -> bool:
             return kind == "number" or (kind == "integer" and value == int(value))
 
 
+def type_of_values(schema: dict[str, Any]) -> str:
+    """Returns the scalar type of all values of a choice that names no type; "" where they have none in common."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not values or "type" in schema:
+        return ""
+    scalars = ("string", "integer", "number", "boolean", "null")
+    return next((kind for kind in scalars if all(of_type(each, kind) for each in values)), "")
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 

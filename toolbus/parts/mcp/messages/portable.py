@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 from toolbus.common.text import dump_json
-from toolbus.protocol.json_schema import LISTS, MAPS, SINGLE, of_type
+from toolbus.protocol.json_schema import LISTS, MAPS, SINGLE, type_of_values
 from toolbus.protocol.patterns import Unreadable, in_words, portable_pattern
 
 Json = dict[str, Any]
@@ -30,7 +30,6 @@ _DRAFTS = ("2020-12", "2019-09", "draft-07")  # that the SDKs for TypeScript com
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _LEFT_OUT = object()  # in place of the value of a keyword
 _CLOSING = ("additionalProperties", "unevaluatedProperties", "propertyNames")  # what may forbid names
-_SCALARS = ("string", "integer", "number", "boolean", "null")
 _PARTS = frozenset(("properties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", *_CLOSING))
 
 
@@ -214,10 +213,8 @@ class _Writer:
             else:
                 self.widened = True
                 written["items"] = {"anyOf": [*first, rest]}
-        values = [written["const"]] if "const" in written else written.get("enum")
-        if values and "type" not in written and "$ref" not in written:  # for litellm, towards Gemini, it is an object
-            kinds = [kind for kind in _SCALARS if all(of_type(each, kind) for each in values)]
-            written.update(("type", kind) for kind in kinds[:1])
+        if "$ref" not in written and (kind := type_of_values(written)):
+            written["type"] = kind  # for litellm, towards Gemini, a choice without it is an object
         if written.get("type") == "object" and _PARTS.isdisjoint(written):
             written["additionalProperties"] = True  # pydantic-ai, towards OpenAI, would let it have nothing
         if self._loosely:

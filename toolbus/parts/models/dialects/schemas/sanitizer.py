@@ -8,7 +8,7 @@ from typing import Any
 
 from toolbus.parts.models.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
 from toolbus.parts.models.dialects.schemas.words import rule_in_words
-from toolbus.protocol.json_schema import CHECKS, LISTS, MAPS, SINGLE, draft_of, is_number, of_type
+from toolbus.protocol.json_schema import CHECKS, LISTS, MAPS, SINGLE, draft_of, is_number, type_of_values
 from toolbus.protocol.patterns import MAX_REPETITIONS, PatternRule, Unreadable, common_pattern, in_words
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -20,7 +20,6 @@ _NEGATING = frozenset(("not", "if"))  # they forbid or require more when their s
 _BOUNDS = frozenset(("minLength", "maxLength", "minItems", "maxItems"))
 _PLAIN_REFERENCE = re.compile(r"#(/[^/~%]+)+")
 _OUTER = frozenset(("$defs", "definitions", "$schema", "$id", "$anchor"))
-_TYPES_OF_CHOICES = ("string", "integer", "number", "boolean")
 _ALL_TYPES = ("string", "number", "boolean", "object", "array", "null")
 _IN_GRAMMARS = frozenset(
     (
@@ -120,8 +119,8 @@ class _Sanitizing:
             valid.setdefault("items", _any_value() if self._rules.grammar else {})
         if self._rules.grammar and isinstance(valid.get("items"), bool):
             _open_items(valid)
-        if "type" not in valid:
-            _write_type_of_values(valid)
+        if (kind := type_of_values(valid)) not in ("", "null"):
+            valid["type"] = kind  # programs that convert schemas take a choice without it for an object
         if notes:
             texts = [valid["description"]] if valid.get("description") else []
             valid["description"] = "\n".join(dict.fromkeys([*texts, *notes]))
@@ -284,13 +283,6 @@ def _any_value() -> dict[str, Any]:
 def _has_type(schema: dict[str, Any], kind: str) -> bool:
     types = schema.get("type")
     return types == kind or (isinstance(types, list) and kind in types)
-
-
-def _write_type_of_values(schema: dict[str, Any]) -> None:
-    """Writes the type of all values of a choice: programs that convert schemas take one without it for an object."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if kind := next((kind for kind in _TYPES_OF_CHOICES if values and all(of_type(each, kind) for each in values)), ""):
-        schema["type"] = kind
 
 
 def _write_types(schema: dict[str, Any]) -> None:
