@@ -2,9 +2,9 @@
 
 Only the errors of the validator are repaired, in five ways: null for an argument that may not be null means that it is
 absent; a text that is exactly an integer, number or boolean of JSON is that value where the schema expects or lists
-one; JSON text of an object or array is read where the schema expects one; an object whose only member is one of the
-listed values is that value; a missing property gets the default that its schema declares. Repaired arguments are
-checked again.
+one; JSON text of an object or array is read where the schema expects one; an object whose only member has the name of
+its property or definition, and one of the values listed there, is that value; a missing property gets the default that
+its schema declares. Repaired arguments are checked again.
 """
 
 from __future__ import annotations
@@ -219,10 +219,11 @@ def _fixes(error: jsonschema_rs.ValidationError, value: Any) -> list[Fix] | None
     kind = error.kind
     if part is None and path and isinstance(path[-1], str) and isinstance(kind, (_TYPE, *CHOICES, *_VALUES)):
         return [Fix(path, _NOTHING)]
-    if isinstance(kind, _TYPE) or (path and isinstance(kind, _VALUES)):  # all arguments are never one listed value
-        read = (
-            _read(part, kind.types) if isinstance(kind, _TYPE) else _read_listed(part, kind, error.schema_path[-2:-1])
-        )
+    if isinstance(kind, _TYPE):
+        read = _read(part, kind.types)
+        return None if read is _NOTHING else [Fix(path, read)]
+    if isinstance(kind, _VALUES) and path:  # all arguments together are never one listed value
+        read = _read_listed(part, kind, error.schema_path[-2:-1])
         return None if read is _NOTHING else [Fix(path, read)]
     if not isinstance(kind, CHOICES):
         return None
