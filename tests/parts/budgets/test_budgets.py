@@ -20,7 +20,7 @@ from tests.bus.gateway.misbehaving import offer
 from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
-from toolbus.bus.access.budgets import OWN, Declaring
+from toolbus.bus.access.budgets import MANY_TOOLS, OWN, Declaring
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Seams
 from toolbus.bus.catalog.entry import NODE_BYTES, SCHEMA_BYTES, TOOL_BYTES, CompiledTool, memory_of, read_tool
@@ -36,7 +36,6 @@ from toolbus.parts.budgets import declarations
 from toolbus.parts.budgets.declarations import (
     IDLE_READ_SHARE,
     MAX_NODES,
-    PART_TOOLS,
     PIECE_BYTES,
     PIECE_CALLS,
     READ_BURST_SECONDS,
@@ -221,11 +220,11 @@ async def test_what_a_request_has_offered_counts_although_its_next_part_fails() 
 
     peer = Peer(account.limits, 0.0)
     peer.source = "a"
-    request = wire.RegisterRequest(session_id="s", tools=small("a", 2 * PART_TOOLS))
+    request = wire.RegisterRequest(session_id="s", tools=small("a", 2 * MANY_TOOLS))
     with pytest.raises(RuntimeError):
         await account.budgets.register(Declaring("a", "a", False, request.tools), request, work)
     assert not await account.declare("b", "b", *small("b", 60))
-    assert len(await account.declare("c", "c", *small("c", 60))) == 60 - (120 - PART_TOOLS - 60)
+    assert len(await account.declare("c", "c", *small("c", 60))) == 60 - (120 - MANY_TOOLS - 60)
 
 
 async def test_what_is_declared_anew_counts_although_the_request_is_cancelled_meanwhile(
@@ -304,7 +303,7 @@ async def test_many_tools_are_read_while_the_loop_goes_on(whose: str) -> None:
 
 async def test_a_request_is_done_in_parts_and_answered_as_one() -> None:
     account, sizes = Account(Limits()), list[int]()
-    tools = [*(tool(f"a{number}") for number in range(2 * PART_TOOLS + 1)), tool("bad name")]
+    tools = [*(tool(f"a{number}") for number in range(2 * MANY_TOOLS + 1)), tool("bad name")]
 
     def work(part: wire.RegisterRequest) -> wire.RegisterResponse:
         sizes.append(len(part.tools))
@@ -316,7 +315,7 @@ async def test_a_request_is_done_in_parts_and_answered_as_one() -> None:
 
     request = wire.RegisterRequest(session_id="s", tools=tools)
     response = await account.budgets.register(Declaring("x", "x", False, request.tools), request, work)
-    assert sizes == [PART_TOOLS, PART_TOOLS, 2]
+    assert sizes == [MANY_TOOLS, MANY_TOOLS, 2]
     assert list(response.registered) == [each.name for each in tools[:-1]]
     assert [each.name for each in response.refused] == ["bad name"]
     assert (response.refused_total, response.ok, list(response.affected_roles)) == (1, False, ["default"])
@@ -326,11 +325,11 @@ async def test_a_request_is_done_in_parts_and_answered_as_one() -> None:
 
 
 async def test_tools_that_are_declared_twice_are_refused_in_parts_as_they_are_in_one(bus: Bus) -> None:
-    tools = [*(tool(f"a{number}") for number in range(2 * PART_TOOLS)), *(tool("a7") for _ in range(3))]
+    tools = [*(tool(f"a{number}") for number in range(2 * MANY_TOOLS)), *(tool("a7") for _ in range(3))]
     async with RawPeer(await bus.dropin_address()) as peer, RawPeer(bus.grpc_addresses[0]) as own:
         attached = await peer.attach("dropin", token="t")
         response = await peer.stub.Register(wire.RegisterRequest(session_id=attached.session_id, tools=tools))
-        assert names(bus) == {f"a{number}" for number in range(2 * PART_TOOLS)}
+        assert names(bus) == {f"a{number}" for number in range(2 * MANY_TOOLS)}
         assert [each.name for each in response.refused] == ["a7"] * 3
         assert all("declared twice" in each.error for each in response.refused)
         assert (response.refused_total, response.ok) == (3, False)
@@ -352,7 +351,7 @@ async def test_the_answer_to_a_request_in_parts_is_no_larger_than_its_session_ta
 
 async def test_others_have_their_turn_between_the_parts_of_a_request() -> None:
     account = Account(Limits())
-    request = wire.RegisterRequest(tools=[tool(f"a{number}") for number in range(3 * PART_TOOLS)])
+    request = wire.RegisterRequest(tools=[tool(f"a{number}") for number in range(3 * MANY_TOOLS)])
     seen: list[str] = []
 
     def work(part: wire.RegisterRequest) -> wire.RegisterResponse:

@@ -17,7 +17,17 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from toolbus.bus.access.budgets import LONG_BYTES, OWN, REFUSED, Budgets, Declaring, Receive, Register, Registered
+from toolbus.bus.access.budgets import (
+    LONG_BYTES,
+    MANY_TOOLS,
+    OWN,
+    REFUSED,
+    Budgets,
+    Declaring,
+    Receive,
+    Register,
+    Registered,
+)
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Seams
 from toolbus.bus.catalog.entry import CompiledTool, Entry, declared_twice, memory_of, read_tool
@@ -41,7 +51,6 @@ CHUNK_BYTES = 8 * 1024  # of declarations that are read before it is the turn of
 PIECE_BYTES, PIECE_CALLS = 1 << 17, 32  # of a large message that are read in one turn of a peer with budgets: 1 ms
 PIECE_SECONDS = 0.0001  # that gRPC took to read a piece, about
 ITEM_BYTES, RPC_BYTES = 256, 16 * 1024  # of memory that an empty item of a message takes, and an RPC, about
-PART_TOOLS = 40  # of one request that are judged and offered before it is the turn of others: 1 ms
 MAX_NODES, MAX_PATTERN_COST = 4_000, 15_000  # of a schema, see `Limits`
 # Of the time, for the tools of one account while own programs call, and else; at once, after a rest. The thread and the
 # loop take turns with the interpreter, so that calls take several times as long meanwhile.
@@ -275,7 +284,7 @@ class PeerBudgets(Budgets):
         """Does the same, a few tools at a time where each is judged on its own."""
         parts, again = [request], list[Refusal]()
         with self.waiting(declaring.account, RPC_BYTES + request.ByteSize() + ITEM_BYTES * len(request.tools)):
-            if len(request.tools) > PART_TOOLS and not request.all_or_none:
+            if len(request.tools) > MANY_TOOLS and not request.all_or_none:
                 cut = partial(_parts, request)
                 parts, again = cut() if declaring.account == OWN else await self.beside(declaring.account, cut)
             async with self._reading(declaring) as judge:
@@ -415,9 +424,9 @@ def _parts(request: wire.RegisterRequest) -> tuple[list[wire.RegisterRequest], l
         wire.RegisterRequest(
             session_id=request.session_id,
             source=request.source,
-            tools=[tool for each in tools[start : start + PART_TOOLS] for tool in each[:2]],
+            tools=[tool for each in tools[start : start + MANY_TOOLS] for tool in each[:2]],
         )
-        for start in range(0, len(tools), PART_TOOLS)
+        for start in range(0, len(tools), MANY_TOOLS)
     ]
     again = [tool for each in tools for tool in each[2:]]
     return parts, [Refusal.of(tool, str(declared_twice(tool.name)), Cause.DECLARATION) for tool in again]
