@@ -191,8 +191,19 @@ def from_openapi(
     Raises:
         SetupError: the document or an argument cannot be used; the text says how to fix it.
     """
-    asked = (prefix, max_tools, timeout, max_response_bytes, slashes, output_schemas)
-    settings = ApiSettings(base_url or "", allow, deny, auth, headers or {}, *asked)
+    settings = ApiSettings(
+        base_url=base_url or "",
+        allow=allow,
+        deny=deny,
+        auth=auth,
+        headers=headers or {},
+        prefix=prefix,
+        max_tools=max_tools,
+        timeout=timeout,
+        max_response_bytes=max_response_bytes,
+        slashes=slashes,
+        output_schemas=output_schemas,
+    )
     load_httpx()  # a plugin whose calls would all fail is not offered
     if url := url_of(document):
         return ApiPlugin(source or source_of_url(url), settings, _fetch_now(url), url, **options)
