@@ -23,6 +23,7 @@ from typing import Any
 from tests.parts.conformance.forked_client import forked_clients
 from toolbus.parts.conformance import report
 from toolbus.parts.conformance.script import ROLES
+from toolbus.parts.conformance.stage import run_of_clients
 from toolbus.parts.conformance.suite import Choice, ClientOutcome, RuleVerdict, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -116,7 +117,7 @@ def main() -> int:
     kept, reports = True, {}
     for _ in range(options.runs):
         for name in names:
-            with forked_clients(first_starts=True):
+            with run_of_clients(), forked_clients(first_starts=True):
                 reports[name], sound = asyncio.run(play(name))
             kept = kept and sound
     if not options.names:

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.parts.conformance.forked_client import forked_clients
+from toolbus.parts.conformance.stage import run_of_clients
 from toolbus.parts.conformance.suite import Choice, ClientOutcome, RuleVerdict, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -110,7 +111,7 @@ async def play_all(wanted: list[str]) -> int:
 def main() -> int:
     """Plays, and says what came of it."""
     os.environ["PYTHONPATH"] = str(ROOT)
-    with forked_clients():
+    with run_of_clients(), forked_clients():
         missed = asyncio.run(play_all(sys.argv[1:]))
     print(f"{missed} not found" if missed else "all found")
     return 1 if missed else 0

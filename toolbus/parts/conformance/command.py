@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import signal
 import sys
 from collections import Counter
@@ -42,7 +40,6 @@ EPILOG = epilog(
 )
 NO_VERDICT = 3
 TERMINATED = 143  # as a shell shows SIGTERM
-RUN_VARIABLE = "TOOLBUS_CONFORMANCE_RUN"  # marks the processes of one run: none outlives it, however it ends
 MAX_CAUSES = 5  # that people see; the report has all
 TRACED_LINES = 15  # that people see of a trace; the report has all
 
@@ -113,8 +110,8 @@ def _listed(text: str) -> list[str]:
 
 def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, quiet: bool) -> ClientOutcome:
     clear_switch()
+    from toolbus.parts.conformance.stage import run_of_clients
     from toolbus.parts.conformance.suite import run
-    from toolbus.processes.lifeline import Lifeline
 
     def done(played: Played, number: int, of: int) -> None:
         if not quiet:
@@ -129,11 +126,8 @@ def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, qui
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await run(command, choice, jobs=jobs, patience=patience, done=done)
 
-    mark = secrets.token_hex(16)
-    os.environ[RUN_VARIABLE] = mark  # of clients and of all that they start
     try:
-        with Lifeline() as lifeline:
-            lifeline.mark(f"{RUN_VARIABLE}={mark}")
+        with run_of_clients():
             return asyncio.run(play())
     except asyncio.CancelledError:
         raise typer.Exit(TERMINATED) from None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 from collections import deque
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +17,26 @@ from toolbus.parts.conformance.match import Bindings, Mismatch
 from toolbus.parts.conformance.proxy import Proxy
 from toolbus.parts.conformance.script import Scenario
 from toolbus.parts.conformance.scripted_bus import Arrived, ClientStream, Line, Transcript
+from toolbus.processes.lifeline import Lifeline
 
 MAX_LINES = 200
 FIRST_LINES = 8
 LINE_BYTES = 1 << 20
+
+
+RUN_VARIABLE = "TOOLBUS_CONFORMANCE_RUN"  # marks the processes of one run
+
+
+@contextlib.contextmanager
+def run_of_clients() -> Iterator[None]:
+    """Ends all clients that are started inside with it, and what they start, also where this process is killed.
+
+    They would look for their bus without end, and find that of a later run.
+    """
+    os.environ[RUN_VARIABLE] = mark = secrets.token_hex(16)  # of clients and of all that they start
+    with Lifeline() as lifeline:
+        lifeline.mark(f"{RUN_VARIABLE}={mark}")
+        yield
 
 
 class ClientProcess:
