@@ -243,6 +243,8 @@ test("the AI SDK calls tools of the bus", async () => {
   const { text } = await generateText({ model, tools, prompt: "What is the weather in Oslo?", stopWhen: stepCountIs(3) });
   assert.equal(text, "It is sunny.");
   assert.match(JSON.stringify(prompts), /Tells the weather of a city/);
+  const [listed] = await host.list({ source: "weather", names: ["get_weather"] });
+  assert.deepEqual((prompts[1] as { inputSchema: unknown }[])[0]?.inputSchema, listed?.parameters); // as the bus lists it
   assert.match(JSON.stringify(prompts), /sunny/);
 });
 
