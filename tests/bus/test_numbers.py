@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
+from lab.stage import free_ports
 from tests.support.fork_server import fork
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS, until
@@ -100,8 +100,7 @@ async def test_who_comes_back_gets_everything_whatever_the_clock_of_the_bus(tmp_
     await asyncio.to_thread(tmp_path.chmod, 0o700)
     script, said, tools = tmp_path / "serve.py", list[str](), set[str]()
     script.write_text(SERVE)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    (port,) = free_ports(1)
     numbers: list[int] = []
 
     def arrived(text: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.stage import free_ports
 from tests.support.other_user import CAN_BE_NOBODY, NOBODY
 from tests.support.processes import toolbus
 from tests.support.waiting import WAIT_SECONDS
@@ -18,8 +19,7 @@ from toolbus.cli.bus_client import BusTarget, query
     "words", [("list",), ("watch",), ("tools",), ("call", "x"), ("health",), ("calls",), ("drain", "x")]
 )
 def test_no_bus_is_exit_code_3_with_how_to_start_one(words: tuple[str, ...]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     ended = toolbus(*words, "--bus", f"127.0.0.1:{port}")
     assert ended.returncode == 3
     assert f"no bus at 127.0.0.1:{port}" in ended.stderr

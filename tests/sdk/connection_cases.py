@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Any
 
+from lab.stage import free_ports
 from toolbus.sdk.plugin_client import Plugin
 
 
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def plugin_with(address: str, *functions: Callable[..., Any], source: str = "calc", **options: Any) -> Plugin:

@@ -5,7 +5,6 @@ A folder gets these fixtures by naming them in its `conftest.py`.
 
 import json
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.stage import free_ports
 from tests.bus.gateway.free_port import free_port
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import WAIT_SECONDS, until_sync
@@ -181,8 +181,7 @@ def recording_bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def unused_address() -> str:
     """An address where no server listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 @pytest.fixture

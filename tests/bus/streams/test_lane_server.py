@@ -19,6 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from lab.stage import free_ports
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.budgets import MANY_TOOLS
@@ -338,9 +339,7 @@ async def test_the_lane_ends_with_the_bus_and_its_name_is_free_again() -> None:
 
 
 async def test_a_name_that_is_taken_leaves_the_bus_without_a_lane() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     with socket.socket(socket.AF_UNIX) as squatter:
         squatter.bind(lane_names(address)[0])
         async with bus_with(grpc=(address,)) as bus:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lab.stage import free_ports
 from tests.parts.openapi.pet_server import KEY, PNG, State, pet_shop
 from tests.support.waiting import HANG_SECONDS, WAIT_SECONDS, within
 from toolbus.errors import Code, PeerLost, SetupError
@@ -205,8 +206,7 @@ async def test_a_slow_api_ends_the_call_at_its_timeout(shop: str) -> None:
 
 @pytest.mark.timeout(180)
 async def test_the_order_of_starts_does_not_matter_and_a_killed_api_fails_calls_until_it_is_back() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
 
     async with running_bus() as bus:
@@ -232,8 +232,7 @@ async def test_the_order_of_starts_does_not_matter_and_a_killed_api_fails_calls_
 
 
 async def test_a_document_that_turns_out_to_be_of_no_use_ends_the_plugin() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     async with running_bus() as bus:
         plugin = from_openapi(f"http://127.0.0.1:{port}/openapi.json", address=bus.grpc_addresses[0])
 
@@ -254,8 +253,7 @@ async def test_a_document_that_turns_out_to_be_of_no_use_ends_the_plugin() -> No
 
 
 async def test_a_plugin_that_is_closed_before_its_document_came_ends_in_order() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     async with running_bus() as bus:
         plugin = from_openapi(f"http://127.0.0.1:{port}/openapi.json", address=bus.grpc_addresses[0])
         await plugin.start()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from typing import Any
 
 import pytest
 
+from lab.stage import free_ports
 from tests.support.waiting import until
 from toolbus.parts.mcp.bridge.bridge import Bridge
 from toolbus.parts.mcp.bridge.bus_http_link import RESUME_SECONDS, BusHttpLink
@@ -147,8 +147,7 @@ async def test_a_profile_is_a_path_and_an_unknown_one_is_named() -> None:
 
 
 async def test_requests_wait_for_the_next_bus_which_gets_the_handshake() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     client = Client(f"http://{address}/mcp")
     async with running_bus(http=address):
         await asyncio.to_thread(client.bridge.connect_once)

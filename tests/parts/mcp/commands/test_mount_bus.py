@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
+from lab.stage import free_ports
 from tests.bus.gateway.on_thread import bus_on_thread
 from tests.support.processes import toolbus
 from tests.support.waiting import until_sync
@@ -68,8 +68,7 @@ def test_wrong_words_are_refused_before_anything_is_written(tmp_path: Path, word
 
 
 def test_a_bus_that_is_away_is_mounted_all_the_same_and_the_command_says_so(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    (port,) = free_ports(1)
     result = toolbus("mount", "far", "--bus", f"127.0.0.1:{port}", "--data-dir", tmp_path / "data")
     assert result.returncode == 1
     assert "does not answer" in result.stdout

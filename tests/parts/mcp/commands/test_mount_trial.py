@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.stage import free_ports
 from tests.support.processes import toolbus
 from toolbus.parts.mcp.commands import mount_command
 
@@ -28,8 +28,7 @@ async def test_a_server_elsewhere_is_not_waited_for_once_it_is_down_and_others_a
 
 
 def test_mount_says_that_a_url_is_down_and_keeps_the_entry(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    (port,) = free_ports(1)
     data = tmp_path / "data"
     result = toolbus("mount", "far", "--url", f"http://127.0.0.1:{port}/mcp", "--data-dir", data)
     assert result.returncode == 1

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tarfile
@@ -15,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from lab.stage import free_ports
 from tests.parts.mcp.official import fixture_plugin
 from tests.support.processes import ROOT, Running
 from toolbus.processes.lifeline import Lifeline
@@ -81,7 +81,7 @@ def mounted(folder: Path, transport: Transport, *, legacy: bool) -> Iterator[str
                 "env": {"PYTHONPATH": path},
             }
         else:
-            port = _free_port()
+            (port,) = free_ports(1)
             running = RunningModule(folder, *words, "--port", str(port), PYTHONPATH=path)
             stack.enter_context(_tied(running)).says("Uvicorn running")
             server = {"type": "http", "url": f"http://127.0.0.1:{port}/mcp"}
@@ -119,9 +119,3 @@ def everything_server() -> Path:
             archive.extractall(SDK, filter="data")
         return everything_server()
     return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
