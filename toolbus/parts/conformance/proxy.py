@@ -137,10 +137,10 @@ class Proxy:
 
 
 def reserved() -> socket.socket:
-    """Returns a socket that has a port of loopback, which systems hand out to nobody; `bound` may share it.
+    """Returns a socket that has a port of loopback which systems do not hand out; `bound` may share it.
 
-    Programs whose bus has ended look for it at the port that it was given, and would be taken for the client; so would
-    the client of another run, hence whoever takes a port alone is the one who has it.
+    Programs whose bus has ended look for it at the port that it was given, and would be taken for the client. So would
+    the client of another run; hence a port is taken by a bind that fails where another socket has it.
     """
     for port in (*(random.randrange(15_000, 30_000) for _ in range(100)), 0):
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

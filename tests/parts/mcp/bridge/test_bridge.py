@@ -176,7 +176,7 @@ def test_a_client_that_shakes_hands_while_the_bridge_connects_has_a_session() ->
 
     class Slow(OneBus):
         def say(self, message: Json) -> None:
-            if len(self.got) == 1:  # the answer to the first message, which is no handshake yet
+            if len(self.got) == 1:  # the answer to the first message, which is not a handshake yet
                 client.begin()
             super().say(message)
 

@@ -503,7 +503,7 @@ def _entry_of_options(name: str, mounted: str | None, given: Mapping[str, Any]) 
     # Here, other than in the arguments of a command, a path is a text.
     credential, directory = (Path(given[each]) if given[each] else None for each in ("credential", "directory"))
     if mounted is not None:
-        why = "--header, --login, --user-login, --env, --dir and --era do not go with a bus: it is no MCP server"
+        why = "--header, --login, --user-login, --env, --dir and --era do not go with a bus: it is not an MCP server"
         refuse(("header", "login", "user_login", "env", "directory", "era"), why)
         entry = _of_bus(name, mounted, credential, given["token"])
     else:
