@@ -433,13 +433,15 @@ async def test_structured_output_of_another_kind_than_an_object_is_declared_in_t
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
-def test_no_declaration_has_alternatives_at_its_root(keyword: str) -> None:
+def test_no_declaration_for_legacy_clients_has_alternatives_at_its_root(keyword: str) -> None:
     """The APIs of Anthropic and OpenAI refuse a request with one of them, with all of its tools."""
     one, two = ({"properties": {name: {"enum": [name]}}, "required": [name]} for name in ("city", "zip"))
     schema = {"type": "object", "properties": {"days": {"type": "integer"}}, keyword: [one, {"$ref": "#/$defs/two"}]}
     tool = Tool("t", parameters_json=json.dumps(schema | {"$defs": {"two": two}}))
-    arguments = declare("t", tool, "bus", modern=True)["inputSchema"]
+    modern, arguments = (declare("t", tool, "bus", modern=each)["inputSchema"] for each in (True, False))
+    assert isinstance(modern, dict)
     assert isinstance(arguments, dict)
+    assert len(modern[keyword]) == 2  # as SEP-2106 demands it
     texts = {name: {"type": "string", "enum": [name]} for name in ("city", "zip")}
     assert arguments["properties"] == {"days": {"type": "integer"}, **texts}
     assert arguments.get("required", []) == (["city", "zip"] if keyword == "allOf" else [])

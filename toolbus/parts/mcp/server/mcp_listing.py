@@ -459,11 +459,12 @@ def declare(wire: str, tool: Tool, bus_id: str, *, modern: bool) -> dict[str, ob
     """Returns a tool's declaration for clients of an era, with this bus at the end of its path.
 
     Up to 2025-11-25 structured output is an object, so a schema of any other type is left out. Anthropic's and OpenAI's
-    models refuse all tools of a client for alternatives at the root of one, so that says what is common to them.
+    models refuse all tools of a client for alternatives at the root of one, so legacy clients get what is common to
+    them; modern ones get the whole, as SEP-2106 demands.
     """
     declaration = with_hop(write_declaration(wire, tool), bus_id)
     arguments = declaration["inputSchema"]
-    if isinstance(arguments, dict) and any(keyword in arguments for keyword in COMBINING):
+    if not modern and isinstance(arguments, dict) and any(keyword in arguments for keyword in COMBINING):
         with suppress(Inexpressible):
             declaration["inputSchema"] = plain_root(arguments, LossReport(arguments, tool.name))
     output = declaration.get("outputSchema")
