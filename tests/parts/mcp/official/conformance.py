@@ -28,8 +28,9 @@ CLIENT = Path(__file__).with_name("client.py")
 MOST_AGAIN = 10  # failed scenarios that are played once more; where more fail, it is not the machine
 CLIENTS_AT_ONCE = 2  # more of them share two cores, and some scenarios measure time
 
-# How many checks at least succeed with all fixtures: a missing one turns checks into others that are not counted.
-CHECKS = {"required 2025-11-25": 83, "required 2026-07-28": 195}
+# How many checks at least succeed with all fixtures: a missing one turns checks into others that are not counted. For
+# 2025-11-25 one of SEP-2106 is not: its clients get no alternatives at the root of arguments.
+CHECKS = {"required 2025-11-25": 82, "required 2026-07-28": 195}
 
 # Extensions of the authorization that the client does not have: they are played, and do not count.
 OPEN = ("auth/dpop", "auth/dpop-nonce", "auth/wif-jwt-bearer")
