@@ -1,9 +1,9 @@
 //! Lists tools and calls them, usually for a language model.
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tonic::Code;
 
@@ -11,7 +11,7 @@ use crate::addresses::Addresses;
 use crate::calls::Call;
 use crate::lent::{Generation, GenerationRequest, LendOptions, lend};
 use crate::pb::*;
-use crate::peer::{Feed, Options, Peer, complete};
+use crate::peer::{Options, Peer, State, complete};
 use crate::plugin::Plugin;
 use crate::tools::{ToolScope, Tools};
 use crate::values::{BoxError, Error, Result, arguments_json};
@@ -91,21 +91,19 @@ impl Host {
 
     /// Gives the whole catalog (`full`), then its changes; after a reconnect the whole catalog again.
     pub fn watch(&self) -> Result<Watch<CatalogChange>> {
-        self.follow(Feed::Catalog)
+        self.follow(Subscription::Catalog, |state| &mut state.changes)
     }
 
     /// Gives the notifications of plugins to users; after a reconnect also those that it missed.
     pub fn notifications(&self) -> Result<Watch<Notification>> {
-        self.follow(Feed::Notifications)
+        self.follow(Subscription::Notifications, |state| &mut state.notifications)
     }
 
-    fn follow<T>(&self, feed: fn(mpsc::UnboundedSender<T>) -> Feed) -> Result<Watch<T>> {
-        let (sender, items) = mpsc::unbounded_channel();
-        let options = Options { instance: String::new(), ..self.options.clone() };
-        let (options, _) = complete(options)?;
-        let peer = Peer::new(&self.source, options, self.addresses.clone(), Tools::new(), Some(feed(sender)))?;
+    fn follow<T>(&self, subscription: Subscription, unread: Unread<T>) -> Result<Watch<T>> {
+        let (options, _) = complete(Options { instance: String::new(), ..self.options.clone() })?;
+        let peer = Peer::new(&self.source, options, self.addresses.clone(), Tools::new(), Some(subscription))?;
         peer.begin();
-        Ok(Watch { peer, items })
+        Ok(Watch { peer, unread })
     }
 
     /// Lends the model of this host to plugins that have the permission `generation`, until the host is closed.
@@ -142,23 +140,21 @@ impl Drop for Host {
     }
 }
 
+type Unread<T> = fn(&mut State) -> &mut VecDeque<T>;
+
 /// What the bus sends to a subscription, on a stream of its own, which ends when it is dropped.
+///
+/// Of 1,000 items that were not read, the oldest notifications are left out and counted in `lost` of the next one, and
+/// changes become one with the whole catalog (`full`).
 pub struct Watch<T> {
     peer: Arc<Peer>,
-    items: mpsc::UnboundedReceiver<T>,
+    unread: Unread<T>,
 }
 
 impl<T> Watch<T> {
     /// Waits for the next item; the error is that of a bus that refuses this host.
     pub async fn next(&mut self) -> Result<T> {
-        tokio::select! {
-            biased;
-            Some(item) = self.items.recv() => Ok(item),
-            ended = self.peer.ended(Duration::MAX) => {
-                ended?;
-                Err(Error::Lost(Code::Unavailable, "the bus ended this session".into()))
-            }
-        }
+        self.peer.next(self.unread).await
     }
 }
 

@@ -1,5 +1,5 @@
 //! Connects one peer to the bus: attaches, reads, reconnects with backoff, leaves; in the order of docs/protocol.md.
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use prost::Message;
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -28,6 +28,7 @@ const FAREWELL: Duration = Duration::from_millis(20); // for the connection to t
 const LOOK: Duration = Duration::from_secs(1); // at a server that is there and does not answer
 const REGISTER: Duration = Duration::from_secs(300);
 const EXPIRY_SECONDS: f64 = 7.0 * 86_400.0; // before a key expires: then a warning is logged
+const MAX_UNREAD: usize = 1000; // items of a subscription that wait for their reader
 
 /// Runs the streams of all peers, on a thread of its own: a handler that blocks its thread delays no heartbeat.
 static STREAMS: LazyLock<Handle> = LazyLock::new(|| {
@@ -75,12 +76,6 @@ impl Options {
     }
 }
 
-/// What a peer subscribes to, and where it goes.
-pub(crate) enum Feed {
-    Catalog(mpsc::UnboundedSender<CatalogChange>),
-    Notifications(mpsc::UnboundedSender<Notification>),
-}
-
 /// Where calls go.
 pub(crate) enum Route {
     None,
@@ -88,11 +83,17 @@ pub(crate) enum Route {
     Closed(String), // and why there will be no stream any more
 }
 
+/// Names a tool among those of a source, by its role and its name.
+type Key = (String, String);
+
 #[derive(Default)]
-struct State {
-    refused: HashMap<(String, String), RefusedTool>, // by role and name
-    waiting: HashMap<(String, String), WaitingTool>,
-    shown_waiting: Vec<(String, String)>,
+pub(crate) struct State {
+    refused: HashMap<Key, RefusedTool>,
+    waiting: HashMap<Key, WaitingTool>,
+    noted: HashMap<Key, String>, // what was logged about these tools; of a refusal of all, under an empty name
+    catalog: BTreeMap<Key, ListedTool>, // all that a watch has brought, by source and name
+    pub changes: VecDeque<CatalogChange>, // that were not read yet, as those below
+    pub notifications: VecDeque<Notification>,
     // Why the last attempt at each address failed, as it was logged, and whether more is known; empty while attached.
     shown: HashMap<String, (String, bool)>,
     answered: Option<u64>,          // the version of the tools for which the bus has answered last
@@ -105,12 +106,19 @@ struct State {
     ended: Option<Result<()>>,      // how `run` ended
 }
 
+impl State {
+    /// Forgets what was logged about tools that the bus offers now.
+    fn forget(&mut self) {
+        self.noted.retain(|key, _| self.refused.contains_key(key) || self.waiting.contains_key(key));
+    }
+}
+
 /// Holds one stream to a bus while it runs: offers tools, answers calls, makes calls.
 pub(crate) struct Peer {
     source: String,
     options: Options,
     addresses: Addresses,
-    feed: Option<Feed>,
+    subscription: Option<Subscription>,
     pub tools: Arc<Tools>,
     pub route: watch::Sender<Route>,
     pub closed: CancellationToken, // calls of our own end now
@@ -158,14 +166,14 @@ impl Peer {
         options: Options,
         addresses: Addresses,
         tools: Arc<Tools>,
-        feed: Option<Feed>,
+        subscription: Option<Subscription>,
     ) -> Result<Arc<Peer>> {
         check_source(source)?;
         Ok(Arc::new(Peer {
             source: source.into(),
             options,
             addresses,
-            feed,
+            subscription,
             tools,
             route: watch::Sender::new(Route::None),
             closed: CancellationToken::new(),
@@ -255,16 +263,25 @@ impl Peer {
         self.until(|_| matches!(*self.route.borrow(), Route::Open(_))).await
     }
 
-    async fn until(&self, condition: impl Fn(&State) -> bool) -> Result<()> {
+    /// Waits for the next item of a subscription; the error says why there will be none.
+    pub async fn next<T>(&self, unread: fn(&mut State) -> &mut VecDeque<T>) -> Result<T> {
+        let ended = self.until(|state| !unread(state).is_empty()).await;
+        unread(&mut self.state()).pop_front().map_or_else(|| Err(ended.expect_err("else there is an item")), Ok)
+    }
+
+    async fn until(&self, condition: impl Fn(&mut State) -> bool) -> Result<()> {
         let mut changed = self.changed.subscribe();
         loop {
             {
-                let state = self.state();
+                let mut state = self.state();
                 match &state.ended {
                     Some(Err(problem)) => return Err(problem.clone()),
                     Some(Ok(())) => return Err(Error::Lost(Code::Unavailable, state.left.clone().unwrap_or_default())),
-                    None if condition(&state) => return Ok(()),
-                    None => (),
+                    None => {
+                        if condition(&mut state) {
+                            return Ok(());
+                        }
+                    }
                 }
             }
             let _ = changed.changed().await;
@@ -454,11 +471,6 @@ impl Peer {
         let version = *self.tools.version.borrow();
         let mut pages = self.tools.pages(ATTACH_BYTES);
         let tools = pages.remove(0);
-        let subscribe = match &self.feed {
-            Some(Feed::Catalog(_)) => vec![Subscription::Catalog.into()],
-            Some(Feed::Notifications(_)) => vec![Subscription::Notifications.into()],
-            None => Vec::new(),
-        };
         let attach = Attach {
             protocol_version: 1,
             source: self.source.clone(),
@@ -467,7 +479,7 @@ impl Peer {
             max_in_flight: self.options.max_in_flight,
             max_message_bytes: 0,
             qualified: self.options.qualified,
-            subscribe,
+            subscribe: self.subscription.map(i32::from).into_iter().collect(),
             token: self.options.token.clone(),
             notices: self.options.notices.clone(),
             all_or_none: self.options.all_or_none,
@@ -502,8 +514,7 @@ impl Peer {
                 _ if link.state().version != version => return, // a later attach declares them again
                 Ok(answer) => {
                     let RegisterResponse { refused, waiting, .. } = answer.into_inner();
-                    self.note_refused(refused, &HashMap::new());
-                    self.note_waiting(waiting);
+                    self.note_tools(refused, waiting);
                 }
                 Err(status) => {
                     self.log(&format!("the bus refused tools that did not fit into one message: {}", status.message()));
@@ -516,7 +527,7 @@ impl Peer {
                 }
             }
         }
-        self.state().answered = Some(version);
+        self.answered(version);
         self.changed.send_replace(());
     }
 
@@ -530,6 +541,7 @@ impl Peer {
         }
         for kind in message.events.into_iter().filter_map(|event| event.kind) {
             self.note(kind, link);
+            self.changed.send_replace(());
         }
         self.tools.begin(message.calls, link, self);
         for (on_progress, item) in link.progressed(message.progress) {
@@ -556,12 +568,12 @@ impl Peer {
     fn attached(self: &Arc<Self>, attached: Attached, link: &Arc<Link>) {
         let itself = attached.refused_total == 0 && !attached.refused.is_empty();
         if itself {
-            self.log(&format!("the bus refused the tools: {}", attached.refused[0].error)); // everything stays as it was
+            // Everything stays as it was.
+            self.log_once(Key::default(), format!("the bus refused the tools: {}", attached.refused[0].error));
         } else {
-            let before = std::mem::take(&mut self.state().refused);
+            self.state().refused.clear();
             self.state().waiting.clear();
-            self.note_refused(attached.refused.clone(), &before);
-            self.note_waiting(attached.waiting.clone());
+            self.note_tools(attached.refused.clone(), attached.waiting.clone());
         }
         let (version, more, first, leaving) = {
             let mut state = link.state();
@@ -571,8 +583,10 @@ impl Peer {
         };
         if more {
             tokio::spawn(self.clone().register(link.clone(), attached.session_id.clone(), version));
-        } else {
+        } else if itself {
             self.state().answered = Some(version);
+        } else {
+            self.answered(version);
         }
         if first {
             link.open(&attached);
@@ -598,16 +612,15 @@ impl Peer {
     /// Takes an event. Events for the author are logged as warnings; unknown kinds are ignored.
     fn note(&self, kind: Kind, link: &Link) {
         match kind {
-            Kind::Catalog(change) => {
-                if let Some(Feed::Catalog(feed)) = &self.feed {
-                    let _ = feed.send(change);
-                }
-            }
+            Kind::Catalog(change) => self.follow(change),
             Kind::Notification(notification) => {
                 let mut state = self.state();
                 state.newest = state.newest.max(notification.number);
-                if let Some(Feed::Notifications(feed)) = &self.feed {
-                    let _ = feed.send(notification);
+                state.notifications.push_back(notification);
+                if state.notifications.len() > MAX_UNREAD
+                    && let Some(oldest) = state.notifications.pop_front()
+                {
+                    state.notifications[0].lost += oldest.lost + 1;
                 }
             }
             Kind::ToolOverwritten(ToolOverwritten { name, by_source, .. }) => {
@@ -627,7 +640,6 @@ impl Peer {
             }
             Kind::ToolsReviewed(ToolsReviewed { registered, refused, waiting, .. }) => {
                 let mut state = self.state();
-                let before = state.refused.clone();
                 let named = |name: &String| {
                     registered.contains(name)
                         || refused.iter().any(|tool| tool.name == *name)
@@ -636,36 +648,58 @@ impl Peer {
                 state.refused.retain(|(_, name), _| !named(name));
                 state.waiting.retain(|(_, name), _| !named(name));
                 drop(state);
-                self.note_refused(refused, &before);
-                self.note_waiting(waiting);
+                self.note_tools(refused, waiting);
+                self.state().forget();
             }
         }
     }
 
-    /// Stores which tools the bus refused; logs each reason once, not again after every reconnect.
-    fn note_refused(&self, tools: Vec<RefusedTool>, before: &HashMap<(String, String), RefusedTool>) {
-        for tool in tools {
+    /// Has a reader get a change of the catalog; one that is far behind gets the whole catalog in place of all changes.
+    fn follow(&self, change: CatalogChange) {
+        let state = &mut *self.state();
+        if change.full {
+            state.catalog.clear();
+        }
+        for gone in &change.removed {
+            state.catalog.remove(&(gone.source.clone(), gone.name.clone()));
+        }
+        for tool in change.added.iter().chain(&change.changed) {
+            state.catalog.insert((tool.source.clone(), tool.name().to_owned()), tool.clone());
+        }
+        if state.changes.len() < MAX_UNREAD {
+            return state.changes.push_back(change);
+        }
+        let added = state.catalog.values().cloned().collect();
+        state.changes = [CatalogChange { full: true, added, revision: change.revision, ..Default::default() }].into();
+    }
+
+    /// Stores which tools the bus refused, and which wait for a role.
+    fn note_tools(&self, refused: Vec<RefusedTool>, waiting: Vec<WaitingTool>) {
+        for tool in refused {
             let key = (tool.role.clone().unwrap_or_default(), tool.name.clone());
-            if before.get(&key).is_none_or(|known| known.error != tool.error) {
-                self.log(&format!("the bus does not offer the tool '{}': {}", tool.name, tool.error));
-            }
+            self.log_once(key.clone(), format!("the bus does not offer the tool '{}': {}", tool.name, tool.error));
             self.state().refused.insert(key, tool);
         }
-    }
-
-    /// Stores which tools wait for a role; logs each once.
-    fn note_waiting(&self, tools: Vec<WaitingTool>) {
-        for tool in tools {
-            let key = (tool.role.clone(), tool.name.clone());
-            if !self.state().shown_waiting.contains(&key) {
-                self.log(&format!(
-                    "the tool '{}' waits for role '{}', which the bus does not have",
-                    tool.name, tool.role
-                ));
-                self.state().shown_waiting.push(key.clone());
-            }
+        for tool in waiting {
+            let (key, WaitingTool { name, role, .. }) = ((tool.role.clone(), tool.name.clone()), &tool);
+            let text = format!("the tool '{name}' waits for role '{role}', which the bus does not have");
+            self.log_once(key.clone(), text);
             self.state().waiting.insert(key, tool);
         }
+    }
+
+    /// Logs what holds for a tool now, once until that changes: not again after every reconnect.
+    fn log_once(&self, key: Key, text: String) {
+        if self.state().noted.insert(key, text.clone()).as_ref() != Some(&text) {
+            self.log(&text);
+        }
+    }
+
+    /// Notes that the bus has answered for all tools of a version.
+    fn answered(&self, version: u64) {
+        let mut state = self.state();
+        state.answered = Some(version);
+        state.forget();
     }
 
     fn drained(&self, reason: &str, link: &Link) {
@@ -677,5 +711,74 @@ impl Peer {
             self.state().left.get_or_insert(text.clone());
             self.close_route(text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(log: Log) -> Arc<Peer> {
+        let options = Options { log: Some(log), ..Default::default() };
+        Peer::new("x", options, Addresses::parse("127.0.0.1:1").unwrap(), Tools::new(), None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_is_far_behind_gets_the_newest_notifications_and_the_whole_catalog() {
+        let (peer, link) = (peer(Arc::new(|_| ())), Link::new(0));
+        let listed = |name: &str| ListedTool {
+            tool: Some(Tool { name: name.into(), ..Default::default() }),
+            source: "x".into(),
+            ..Default::default()
+        };
+        let first = CatalogChange { full: true, added: vec![listed("stays")], ..Default::default() };
+        peer.note(Kind::Catalog(first), &link);
+        for number in 1..=MAX_UNREAD as u64 + 1 {
+            peer.note(Kind::Notification(Notification { number, ..Default::default() }), &link);
+            let mut change = CatalogChange { revision: number, ..Default::default() };
+            match number % 2 {
+                0 => change.removed.push(ToolRef { name: "comes_and_goes".into(), source: "x".into() }),
+                _ => change.added.push(listed("comes_and_goes")),
+            }
+            peer.note(Kind::Catalog(change), &link);
+        }
+        let next = peer.next(|state| &mut state.notifications).await.unwrap();
+        assert_eq!((next.number, next.lost, peer.state().notifications.len()), (2, 1, MAX_UNREAD - 1));
+        let whole = peer.next(|state| &mut state.changes).await.unwrap();
+        assert_eq!((whole.full, whole.revision, whole.added), (true, MAX_UNREAD as u64, vec![listed("stays")]));
+        let change = peer.next(|state| &mut state.changes).await.unwrap();
+        assert_eq!((change.full, change.added, peer.state().changes.len()), (false, vec![listed("comes_and_goes")], 0));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_logged_once_until_it_changes() {
+        let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log = lines.clone();
+        let peer = peer(Arc::new(move |line| log.lock().unwrap().push(line.into())));
+        let refused = |error: &str| RefusedTool { name: "bad".into(), error: error.into(), ..Default::default() };
+        let answer =
+            |refused: Vec<RefusedTool>, refused_total| Attached { refused, refused_total, ..Default::default() };
+        let waiting = WaitingTool { name: "worker".into(), role: "workers".into() };
+        let waits = Attached { waiting: vec![waiting], ..Default::default() };
+        let none = answer(Vec::new(), 0);
+        let (first, other) = (answer(vec![refused("first")], 1), answer(vec![refused("other")], 1));
+        let all = answer(vec![refused("no tools")], 0);
+        for attached in [&first, &first, &other, &none, &other, &all, &all, &waits, &waits, &none, &waits] {
+            peer.attached(attached.clone(), &Link::new(0));
+        }
+        // Those that did not fit into the attach come after its answer.
+        let page = Link::new(0);
+        for _ in 0..2 {
+            page.state().pages = vec![Vec::new()];
+            peer.attached(none.clone(), &page);
+            peer.note_tools(vec![refused("page")], Vec::new());
+            peer.answered(0);
+        }
+        let lines = lines.lock().unwrap();
+        let ends = ["first", "other", "other", "no tools", "have", "have", "page"];
+        assert!(
+            lines.len() == ends.len() && lines.iter().zip(ends).all(|(line, end)| line.ends_with(end)),
+            "{lines:?}"
+        );
     }
 }

@@ -28,6 +28,10 @@ impl Bus {
         Bus { process, address: ready.split(' ').next().unwrap().into() }
     }
 
+    fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args(["-s", name, &self.process.id().to_string()]).status().unwrap().success());
+    }
+
     fn options(&self) -> Options {
         Options { address: self.address.clone(), ..Default::default() }
     }
@@ -205,6 +209,30 @@ async fn each_bus_that_does_not_answer_is_logged_once_and_not_at_each_attempt() 
     let result = host.call("any", ()).timeout(Duration::from_secs(3)).await;
     assert_eq!(result.error.unwrap().stage(), CallStage::NotDispatched);
     assert_eq!(lines.lock().unwrap().len(), 2, "{lines:?}");
+}
+
+#[tokio::test]
+async fn at_a_bus_that_hangs_every_wait_ends_in_time_and_a_call_says_whether_it_may_have_run() {
+    let bus = Bus::start("127.0.0.1:0");
+    let plugin = Plugin::with("test", bus.options());
+    plugin.tool("hello", "", |_: Value, _| async { Ok("hello") }).ready().await.unwrap();
+    let (host, late) = (bus.host(), bus.host());
+    host.ready().await.unwrap();
+    let mut watch = host.watch().unwrap();
+    assert!(watch.next().await.unwrap().full);
+    bus.signal("STOP");
+    let call = |host: &Host| {
+        let call = host.call("hello", ()).timeout(Duration::from_secs(1));
+        tokio::time::timeout(Duration::from_secs(7), call.into_future())
+    };
+    let listing = tokio::time::timeout(Duration::from_secs(15), host.list(ListRequest::default()));
+    let (sent, unsent, listed) = tokio::join!(call(&host), call(&late), listing);
+    let outcome = |result: ToolResult| result.error.map(|error| (error.code(), error.stage(), error.retry_safe));
+    assert_eq!(outcome(sent.unwrap()), Some((ErrorCode::DeadlineExceeded, CallStage::Unknown, false)));
+    assert_eq!(outcome(unsent.unwrap()), Some((ErrorCode::Unavailable, CallStage::NotDispatched, true)));
+    assert!(matches!(listed.unwrap(), Err(Error::Lost(..))));
+    let closing = async { tokio::join!(host.close(), late.close(), plugin.close()) };
+    tokio::time::timeout(Duration::from_secs(15), closing).await.unwrap();
 }
 
 #[tokio::test]

@@ -9,7 +9,6 @@ import dev.toolbus.pb.Subscription;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.List;
-import java.util.concurrent.LinkedBlockingQueue;
 
 /**
  * Lists tools and calls them, usually for a language model. It connects when it is first used, and reconnects until it is
@@ -32,7 +31,7 @@ public final class Host implements AutoCloseable {
     public Host(String source, Options options) {
         this.source = source;
         this.options = options.complete();
-        peer = new Peer(source, this.options, new Addresses(this.options.address), new Tools(), null, null);
+        peer = new Peer(source, this.options, new Addresses(this.options.address), new Tools(), null);
     }
 
     /** Waits until a bus has accepted this host; throws the error of a bus that refuses it. */
@@ -98,11 +97,10 @@ public final class Host implements AutoCloseable {
     }
 
     private <T> Watch<T> follow(Subscription subscription) {
-        LinkedBlockingQueue<Object> items = new LinkedBlockingQueue<>();
         Options own = options.clone().instance("").complete();
-        Peer follower = new Peer(source, own, new Addresses(own.address), new Tools(), subscription, items);
+        Peer follower = new Peer(source, own, new Addresses(own.address), new Tools(), subscription);
         follower.begin();
-        return new Watch<>(follower, items);
+        return new Watch<>(follower);
     }
 
     /** Disconnects; calls in flight end in CANCELLED. */

@@ -18,6 +18,7 @@ final class Peer {
     private static final long FAREWELL_MILLIS = 20; // for the connection to tell the bus that a stream is given up
     private static final Duration REGISTER = Duration.ofSeconds(300);
     private static final double EXPIRY_SECONDS = 7 * 86_400; // before a key expires: then a warning is logged
+    static final int MAX_UNREAD = 1000; // items of a subscription that wait for their reader
     private static final Set<Status.Code> FINAL = Set.of(Status.Code.INVALID_ARGUMENT, Status.Code.FAILED_PRECONDITION,
             Status.Code.NOT_FOUND, Status.Code.PERMISSION_DENIED, Status.Code.ALREADY_EXISTS, Status.Code.UNIMPLEMENTED);
     private static final Set<String> PROOFS = Set.of("token", "certificate"); // of a credential
@@ -39,13 +40,14 @@ final class Peer {
     private final String source;
     private final Addresses addresses;
     private final Subscription subscription; // null for none
-    private final BlockingQueue<Object> feed; // of what it subscribes to
     private Map<String, String> credential = Map.of(); // of the newest connection
     private String unusable; // why the file of the credential could not be used; "" where it could, null before the first connection
     // What follows is under the lock of the peer.
     private final Map<Key, RefusedTool> refused = new LinkedHashMap<>();
     private final Map<Key, WaitingTool> waiting = new LinkedHashMap<>();
-    private final Set<Key> shownWaiting = new HashSet<>();
+    private final Map<Key, String> noted = new HashMap<>(); // what was logged about these; of a refusal of all, under an empty name
+    private final Deque<Object> unread = new ArrayDeque<>(); // what it subscribes to and its reader has not taken yet
+    private final Map<ToolRef, ListedTool> catalog = new LinkedHashMap<>(); // all that a watch has brought
     private final Map<String, Failure> shown = new HashMap<>(); // why attempts at each address fail; empty while attached
     private long answered = -1; // the version of the tools for which the bus has answered last
     private Wire wire; // of the current stream
@@ -60,15 +62,13 @@ final class Peer {
     private boolean ended;
     private BusException problem; // with which it ended; null for none
 
-    Peer(String source, Options options, Addresses addresses, Tools tools, Subscription subscription,
-            BlockingQueue<Object> feed) {
+    Peer(String source, Options options, Addresses addresses, Tools tools, Subscription subscription) {
         checkSource(source);
         this.source = source;
         this.options = options;
         this.addresses = addresses;
         this.tools = tools;
         this.subscription = subscription;
-        this.feed = feed;
     }
 
     static void checkSource(String source) {
@@ -157,6 +157,15 @@ final class Peer {
     /** Waits until a bus has accepted this peer; returns whether one did in time. */
     boolean connected(Duration time) throws InterruptedException {
         return orEnd(until(time, () -> ended || route != null));
+    }
+
+    /** Waits for the next item of a subscription, at most so long; returns null without one. */
+    synchronized Object next(Duration time) throws InterruptedException {
+        boolean found = until(time, () -> ended || !unread.isEmpty());
+        if (unread.isEmpty()) {
+            orEnd(found);
+        }
+        return unread.poll();
     }
 
     private synchronized boolean orEnd(boolean found) {
@@ -431,8 +440,7 @@ final class Peer {
                     if (link.version != version) {
                         return; // a later attach declares them again
                     }
-                    noteRefused(answer.getRefusedList(), Map.of());
-                    noteWaiting(answer.getWaitingList());
+                    note(answer.getRefusedList(), answer.getWaitingList());
                 }
             } catch (BusException | InterruptedException refusal) {
                 log("the bus refused tools that did not fit into one message: " + refusal.getMessage());
@@ -445,10 +453,14 @@ final class Peer {
                 return;
             }
         }
-        synchronized (this) {
-            answered = version;
-            notifyAll();
-        }
+        answered(version);
+    }
+
+    /** Notes that the bus has answered for all tools of a version. */
+    private synchronized void answered(long version) {
+        answered = version;
+        forget();
+        notifyAll();
     }
 
     // -- messages of the bus -----------------------------------------------------------------------------------------------
@@ -488,16 +500,14 @@ final class Peer {
     }
 
     /** Takes the answer to an attach; the first one opens the session. */
-    private synchronized void attached(Attached answer, Link link) {
+    synchronized void attached(Attached answer, Link link) {
         boolean whole = answer.getRefusedTotal() == 0 && answer.getRefusedCount() > 0; // the attach itself is refused
         if (whole) {
-            log("the bus refused the tools: " + answer.getRefused(0).getError()); // everything stays as it was
+            logOnce(new Key("", ""), "the bus refused the tools: " + answer.getRefused(0).getError()); // everything stays as it was
         } else {
-            Map<Key, RefusedTool> before = Map.copyOf(refused);
             refused.clear();
             waiting.clear();
-            noteRefused(answer.getRefusedList(), before);
-            noteWaiting(answer.getWaitingList());
+            note(answer.getRefusedList(), answer.getWaitingList());
         }
         long version = link.declared.isEmpty() ? link.version : link.declared.remove();
         if (link.declared.isEmpty() && !link.pages.isEmpty() && !whole) {
@@ -505,8 +515,10 @@ final class Peer {
             link.pages = List.of();
             Wire made = wire;
             Options.CALLS.execute(() -> register(made, link, answer.getSessionId(), pages, version));
-        } else {
+        } else if (whole) {
             answered = version;
+        } else {
+            answered(version);
         }
         if (link.attached == 0) {
             link.open(answer);
@@ -524,15 +536,10 @@ final class Peer {
     }
 
     /** Takes an event. Events for the author are logged as warnings; unknown kinds are ignored. */
-    private void note(Event event, Link link) {
+    void note(Event event, Link link) {
         switch (event.getKindCase()) {
-            case CATALOG -> follow(Subscription.SUBSCRIPTION_CATALOG, event.getCatalog());
-            case NOTIFICATION -> {
-                synchronized (this) {
-                    newest = Math.max(newest, event.getNotification().getNumber());
-                }
-                follow(Subscription.SUBSCRIPTION_NOTIFICATIONS, event.getNotification());
-            }
+            case CATALOG -> follow(event.getCatalog());
+            case NOTIFICATION -> follow(event.getNotification());
             case TOOL_OVERWRITTEN -> log("the tool '" + event.getToolOverwritten().getName()
                     + "' is not offered any more: the source '" + event.getToolOverwritten().getBySource() + "' took its name");
             case TOOL_REMOVED -> log("the tool '" + event.getToolRemoved().getName()
@@ -552,44 +559,71 @@ final class Peer {
         }
     }
 
-    private void follow(Subscription of, Object item) {
-        if (subscription == of) {
-            feed.add(item);
+    /** Has a reader get a change of the catalog; one that is far behind gets the whole catalog in place of all changes. */
+    private synchronized void follow(CatalogChange change) {
+        if (change.getFull()) {
+            catalog.clear();
         }
+        change.getRemovedList().forEach(catalog::remove);
+        for (List<ListedTool> tools : List.of(change.getAddedList(), change.getChangedList())) {
+            tools.forEach(tool -> catalog.put(
+                    ToolRef.newBuilder().setName(tool.getTool().getName()).setSource(tool.getSource()).build(), tool));
+        }
+        unread.add(change);
+        if (unread.size() > MAX_UNREAD) {
+            unread.clear();
+            unread.add(CatalogChange.newBuilder().setRevision(change.getRevision()).setFull(true)
+                    .addAllAdded(catalog.values()).build());
+        }
+        notifyAll();
+    }
+
+    /** Has a reader get a notification; one that is far behind loses the oldest, which the next one counts. */
+    private synchronized void follow(Notification notification) {
+        newest = Math.max(newest, notification.getNumber());
+        unread.add(notification);
+        if (unread.size() > MAX_UNREAD) {
+            Notification oldest = (Notification) unread.remove();
+            Notification next = (Notification) unread.remove();
+            unread.addFirst(next.toBuilder().setLost(next.getLost() + oldest.getLost() + 1).build());
+        }
+        notifyAll();
     }
 
     private synchronized void reviewed(ToolsReviewed review) {
-        Map<Key, RefusedTool> before = Map.copyOf(refused);
         Set<String> named = new HashSet<>(review.getRegisteredList());
         review.getRefusedList().forEach(tool -> named.add(tool.getName()));
         review.getWaitingList().forEach(tool -> named.add(tool.getName()));
         refused.keySet().removeIf(key -> named.contains(key.name));
         waiting.keySet().removeIf(key -> named.contains(key.name));
-        noteRefused(review.getRefusedList(), before);
-        noteWaiting(review.getWaitingList());
+        note(review.getRefusedList(), review.getWaitingList());
+        forget();
     }
 
-    /** Stores which tools the bus refused; logs each reason once, not again after every reconnect. */
-    private void noteRefused(List<RefusedTool> more, Map<Key, RefusedTool> before) {
-        for (RefusedTool tool : more) {
+    /** Stores which tools the bus refused, and which wait for a role. */
+    private void note(List<RefusedTool> refusals, List<WaitingTool> waits) {
+        for (RefusedTool tool : refusals) {
             Key key = new Key(tool.getRole(), tool.getName());
-            RefusedTool known = before.get(key);
-            if (known == null || !known.getError().equals(tool.getError())) {
-                log("the bus does not offer the tool '" + tool.getName() + "': " + tool.getError());
-            }
+            logOnce(key, "the bus does not offer the tool '" + key.name + "': " + tool.getError());
             refused.put(key, tool);
         }
-    }
-
-    /** Stores which tools wait for a role; logs each once. */
-    private void noteWaiting(List<WaitingTool> more) {
-        for (WaitingTool tool : more) {
+        for (WaitingTool tool : waits) {
             Key key = new Key(tool.getRole(), tool.getName());
-            if (shownWaiting.add(key)) {
-                log("the tool '" + tool.getName() + "' waits for role '" + tool.getRole() + "', which the bus does not have");
-            }
+            logOnce(key, "the tool '" + key.name + "' waits for role '" + key.role + "', which the bus does not have");
             waiting.put(key, tool);
         }
+    }
+
+    /** Logs what holds for a tool now, once until that changes: not again after every reconnect. */
+    private void logOnce(Key key, String text) {
+        if (!text.equals(noted.put(key, text))) {
+            log(text);
+        }
+    }
+
+    /** Forgets what was logged about tools that the bus offers now. */
+    private void forget() {
+        noted.keySet().removeIf(key -> !refused.containsKey(key) && !waiting.containsKey(key));
     }
 
     private void drained(String reason, Link link) {

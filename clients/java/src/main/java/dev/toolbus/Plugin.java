@@ -52,7 +52,7 @@ public final class Plugin implements AutoCloseable {
             return gone;
         });
         for (String bus : buses) {
-            Peer peer = peers.computeIfAbsent(bus, address -> new Peer(source, options, new Addresses(address), tools, null, null));
+            Peer peer = peers.computeIfAbsent(bus, address -> new Peer(source, options, new Addresses(address), tools, null));
             if (begun) {
                 peer.begin();
             }

@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.gson.JsonObject;
@@ -69,6 +70,10 @@ class BusTest {
 
         Host host() {
             return new Host("test", options());
+        }
+
+        void stop() throws IOException, InterruptedException {
+            assertEquals(0, new ProcessBuilder("kill", "-s", "STOP", "" + process.pid()).start().waitFor());
         }
 
         @Override
@@ -254,6 +259,28 @@ class BusTest {
             assertEquals("NOT_DISPATCHED", host.call("any", null).timeout(Duration.ofSeconds(3)).join().error().stage());
         }
         assertEquals(2, lines.size(), lines::toString);
+    }
+
+    private static List<Object> outcome(Call call) {
+        CallException error = assertTimeoutPreemptively(Duration.ofSeconds(7), () -> call.timeout(Duration.ofSeconds(1)).join().error());
+        return List.of(error.code(), error.stage(), error.retrySafe());
+    }
+
+    @Test
+    void atABusThatHangsEveryWaitEndsInTimeAndACallSaysWhetherItMayHaveRun() throws Exception {
+        try (Bus bus = new Bus(); Plugin plugin = new Plugin("test", bus.options()); Host host = bus.host(); Host late = bus.host();
+                Watch<CatalogChange> watch = host.watch()) {
+            plugin.tool("hello", "", Map.class, (arguments, scope) -> "hello").ready();
+            host.ready();
+            assertTrue(watch.next().getFull());
+            bus.stop();
+            assertEquals(List.of("DEADLINE_EXCEEDED", "UNKNOWN", false), outcome(host.call("hello", null)));
+            assertEquals(List.of("UNAVAILABLE", "NOT_DISPATCHED", true), outcome(late.call("hello", null)));
+            assertTimeoutPreemptively(Duration.ofSeconds(15), () -> assertThrows(BusException.class, host::list));
+            for (AutoCloseable each : List.of(host, late, plugin, watch)) {
+                assertTimeoutPreemptively(Duration.ofSeconds(10), each::close);
+            }
+        }
     }
 
     @Test
