@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::link::{Link, OnProgress, Outcome, broken};
 use crate::pb::*;
-use crate::peer::{Peer, Route};
+use crate::peer::Peer;
 use crate::values::random;
 
 const DEFAULT: Duration = Duration::from_secs(30); // the time of a call that names none
@@ -257,15 +257,18 @@ impl Peer {
 
     /// Waits for a stream, that of the parent of a nested call, and for room on it; the error says why there will be none.
     async fn slot(&self, parent: Option<&Arc<Link>>) -> Result<(Arc<Link>, OwnedSemaphorePermit), String> {
-        let mut route = self.route.subscribe();
+        let mut changed = self.changed.subscribe();
         loop {
-            let link = match (parent, &*route.borrow_and_update()) {
-                (Some(link), _) | (None, Route::Open(link)) => Some(link.clone()),
-                (None, Route::Closed(text)) => return Err(text.clone()),
-                (None, Route::None) => None,
+            changed.mark_unchanged();
+            let link = match parent {
+                Some(link) => Some(link.clone()),
+                None => match self.state() {
+                    state if state.left.is_some() => return Err(state.left.clone().unwrap_or_default()),
+                    state => state.route.clone(),
+                },
             };
             let Some(link) = link else {
-                let _ = route.changed().await;
+                let _ = changed.changed().await;
                 continue;
             };
             tokio::select! {
@@ -274,7 +277,7 @@ impl Peer {
                     Err(_) if parent.is_some() => return Err(broken(CallStage::Unknown).message),
                     Err(_) => (),
                 },
-                _ = route.changed(), if parent.is_none() => (),
+                _ = changed.changed(), if parent.is_none() => (),
             }
         }
     }

@@ -3,6 +3,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -18,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_IN_FLIGHT: u32 = 4;
 
 /// A message of a conversation with a model.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Message {
     /// `system`, `user` or `assistant`.
     pub role: String,
@@ -34,7 +35,7 @@ impl Message {
 }
 
 /// What a plugin asks of the model that a host lends; what is left out is the host's own.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GenerationRequest {
     /// Oldest first, at most 256.
@@ -132,17 +133,6 @@ where
     })?;
     lender.start()?;
     Ok(lender)
-}
-
-/// The schema depends on what the host lends: it is written below.
-impl schemars::JsonSchema for GenerationRequest {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "GenerationRequest".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        true.into()
-    }
 }
 
 fn parameters(max_tokens: u32) -> Value {

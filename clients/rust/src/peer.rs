@@ -76,13 +76,6 @@ impl Options {
     }
 }
 
-/// Where calls go.
-pub(crate) enum Route {
-    None,
-    Open(Arc<Link>),
-    Closed(String), // and why there will be no stream any more
-}
-
 /// Names a tool among those of a source, by its role and its name.
 type Key = (String, String);
 
@@ -101,7 +94,8 @@ pub(crate) struct State {
     credential: Option<Credential>, // of the newest connection
     unusable: String,               // why the file of the credential could not be used; empty where it could
     newest: u64,                    // the number of the newest notification
-    left: Option<String>,           // why this peer makes no new attempts
+    pub route: Option<Arc<Link>>,   // where calls go; None without a session
+    pub left: Option<String>,       // why there will be no stream any more; None while there may be
     fatal: Option<Error>,           // why the bus refused tools that are to be offered all or none
     ended: Option<Result<()>>,      // how `run` ended
 }
@@ -120,14 +114,13 @@ pub(crate) struct Peer {
     addresses: Addresses,
     subscription: Option<Subscription>,
     pub tools: Arc<Tools>,
-    pub route: watch::Sender<Route>,
     pub closed: CancellationToken, // calls of our own end now
     leaving: CancellationToken,
     hurry: CancellationToken, // calls in flight are not waited for
     begun: AtomicBool,
     handlers: OnceLock<Handle>, // where they run: the runtime in which the peer began
     state: Mutex<State>,
-    changed: watch::Sender<()>,
+    pub changed: watch::Sender<()>, // the state
 }
 
 /// Returns the options with what the environment and the credential state, and the addresses.
@@ -175,7 +168,6 @@ impl Peer {
             addresses,
             subscription,
             tools,
-            route: watch::Sender::new(Route::None),
             closed: CancellationToken::new(),
             leaving: CancellationToken::new(),
             hurry: CancellationToken::new(),
@@ -194,7 +186,7 @@ impl Peer {
         self.handlers.get_or_init(Handle::current)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -208,7 +200,8 @@ impl Peer {
 
     /// Returns the connection of the current session; None without one.
     pub fn wire(&self) -> Option<Wire> {
-        if matches!(*self.route.borrow(), Route::Open(_)) { self.state().wire.clone() } else { None }
+        let state = self.state();
+        state.route.as_ref().and(state.wire.clone())
     }
 
     /// Runs in the background, unless it runs already or has left.
@@ -221,12 +214,8 @@ impl Peer {
                 let ended = AssertUnwindSafe(peer.live()).catch_unwind().await.unwrap_or_else(fault);
                 if let Err(problem) = &ended {
                     peer.log(&problem.to_string());
+                    peer.close_route(format!("the bus refuses this peer: {problem}"));
                 }
-                let why = match &ended {
-                    Err(problem) => format!("the bus refuses this peer: {problem}"),
-                    Ok(()) => peer.state().left.clone().unwrap_or_default(),
-                };
-                peer.close_route(why);
                 peer.state().ended = Some(ended);
                 peer.changed.send_replace(());
             });
@@ -235,8 +224,7 @@ impl Peer {
 
     /// Shuts down gracefully: the bus sends no new calls, those in flight are finished, then the peer ends.
     pub fn leave(self: &Arc<Self>) {
-        self.state().left.get_or_insert_with(|| "this peer has left the bus".into());
-        self.close_route("this peer is leaving the bus".into());
+        self.close_route("this peer has left the bus".into());
         self.leaving.cancel();
         if !self.begun.swap(true, Ordering::AcqRel) {
             self.state().ended = Some(Ok(())); // it never began
@@ -260,7 +248,7 @@ impl Peer {
 
     /// Waits until a bus has accepted this peer.
     pub async fn connected(&self) -> Result<()> {
-        self.until(|_| matches!(*self.route.borrow(), Route::Open(_))).await
+        self.until(|state| state.route.is_some()).await
     }
 
     /// Waits for the next item of a subscription; the error says why there will be none.
@@ -289,23 +277,10 @@ impl Peer {
     }
 
     fn close_route(&self, why: String) {
-        self.route.send_if_modified(|route| {
-            let open = !matches!(route, Route::Closed(_));
-            if open {
-                *route = Route::Closed(why);
-            }
-            open
-        });
-    }
-
-    fn pause_route(&self) {
-        self.route.send_if_modified(|route| {
-            let open = matches!(route, Route::Open(_));
-            if open {
-                *route = Route::None;
-            }
-            open
-        });
+        let mut state = self.state();
+        state.left.get_or_insert(why);
+        state.route = None;
+        self.changed.send_replace(());
     }
 
     // -- the life of the connection --------------------------------------------------------------------------------------
@@ -460,8 +435,11 @@ impl Peer {
         if given_up {
             sleep(FAREWELL).await;
         }
-        self.pause_route();
-        let connected = self.state().wire.take().is_some() && !given_up;
+        let connected = {
+            let mut state = self.state();
+            state.route = None;
+            state.wire.take().is_some() && !given_up
+        };
         link.end(end.is_ok() && drained);
         let end = end.err().unwrap_or(Error::Lost(Code::Ok, "the stream ended".into()));
         (end, attached.map(|attached| attached.elapsed()), connected)
@@ -596,13 +574,8 @@ impl Peer {
                 self.log(&format!("the key of {} expires in {hours:.1} hours: renew it", attached.identity));
             }
             if !leaving {
-                self.route.send_if_modified(|route| {
-                    let open = !matches!(route, Route::Closed(_));
-                    if open {
-                        *route = Route::Open(link.clone());
-                    }
-                    open
-                });
+                let mut state = self.state();
+                state.route = state.left.is_none().then(|| link.clone());
             }
         }
         self.declare_again(link);
@@ -704,11 +677,11 @@ impl Peer {
 
     fn drained(&self, reason: &str, link: &Link) {
         link.state().drain_received = true;
-        self.pause_route(); // new calls wait for the next stream
+        self.state().route = None; // new calls wait for the next stream
+        self.changed.send_replace(());
         if reason == "replaced" || reason == "requested" {
             let text = format!("the bus ended this peer's session: {reason}");
             self.log(&text);
-            self.state().left.get_or_insert(text.clone());
             self.close_route(text);
         }
     }

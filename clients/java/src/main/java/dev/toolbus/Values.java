@@ -21,6 +21,7 @@ import java.lang.reflect.ParameterizedType;
 import java.lang.reflect.Type;
 import java.util.Base64;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 
 /** Turns values into JSON and back. Numbers keep their digits wherever a type can hold them. */
@@ -169,10 +170,11 @@ final class Values {
     private static TypeAdapter<?> recordAdapter(Gson gson, TypeToken<?> type, TypeAdapterFactory factory) {
         TypeAdapter<Object> usual = (TypeAdapter<Object>) gson.getDelegateAdapter(factory, type);
         TypeAdapter<JsonElement> tree = gson.getAdapter(JsonElement.class);
+        Map<String, Class<?>> components = Schema.components(type.getRawType());
         return adapter(in -> {
             JsonElement element = tree.read(in);
             if (element instanceof JsonObject object) {
-                Schema.components(type.getRawType()).forEach((name, kind) -> fit(object, name, kind));
+                components.forEach((name, kind) -> fit(object, name, kind));
             }
             return usual.fromJsonTree(element);
         }, (out, value) -> {
