@@ -121,6 +121,19 @@ async def test_a_source_loses_its_tools_only_after_its_name_was_typed(page: Page
     assert "texts" not in (await ask(world, "permissions"))["silenced"]
 
 
+async def test_a_question_that_was_closed_is_asked_again_at_once(page: Page, world: World) -> None:
+    await open_console(page, world, "permissions?tab=sources&q=texts")
+    await press_button(page, "Revoke …")
+    await page.until("!!document.querySelector('dialog[open]')")
+    again = "[...document.querySelectorAll('main button')].find(each => each.textContent.trim() === 'Revoke …').click()"
+    closed = "new Promise(done => old.addEventListener('close', () => setTimeout(done)))"
+    await page.run(
+        f"(old => {{ const heard = {closed}; old.close(); {again}; return heard; }})(document.querySelector('dialog'))"
+    )
+    await page.until("!!document.querySelector('dialog[open] button.danger:disabled')")
+    await page.press("Escape")
+
+
 async def test_the_output_of_a_plugin_is_followed_as_plain_text_in_few_rows(page: Page, world: World) -> None:
     plugins = (await ask(world, "plugin_logs"))["plugins"]
     billing = next(each for each in plugins if each["plugin"] == "billing")

@@ -7,8 +7,8 @@ const TOAST_SECONDS = { ok: 4, bad: 12 };
 const MAX_TOASTS = 4;
 
 const toasts = signal([]);
-const question = signal(null); // {title, name, text, answer}; null: none is asked
-let newest = 0;
+const question = signal(null); // {id, title, name, text, answer}; null: none is asked
+let newest = 0; // id of a toast or a question
 
 /** Shows a short message; `kind` is "ok" or "bad". */
 export function toast(text, kind = "ok") {
@@ -22,15 +22,12 @@ export function toast(text, kind = "ok") {
 export function askName(title, name, text = "") {
   question.value?.answer(false);
   return new Promise((resolve) => {
-    question.value = {
-      title,
-      name,
-      text,
-      answer: (yes) => {
-        question.value = null;
-        resolve(yes);
-      },
+    const answer = (yes) => {
+      if (question.value === asked) question.value = null; // a closed dialog says so late, when the next may be open
+      resolve(yes);
     };
+    const asked = { id: ++newest, title, name, text, answer };
+    question.value = asked;
   });
 }
 
@@ -47,7 +44,7 @@ export function Dialogs() {
           </div>`,
       )}
     </div>
-    ${asked && html`<${NameDialog} key=${asked.title + asked.name} ...${asked} />`}`;
+    ${asked && html`<${NameDialog} key=${asked.id} ...${asked} />`}`;
 }
 
 function NameDialog({ title, name, text, answer }) {
