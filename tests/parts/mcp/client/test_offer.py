@@ -31,6 +31,7 @@ from toolbus.parts.mcp.client.offer import (
     our_name,
     tools_of,
 )
+from toolbus.parts.mcp.messages.tools import write_declaration
 from toolbus.parts.pins.pins import Pinned
 from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import NAME
@@ -81,6 +82,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"name": 5}, "no name"),
         ("text", "no name"),
         (tool("read"), "declared twice"),
+        (tool("bad", execution={"taskSupport": "required"}), "only as a task"),
     ],
 )
 def test_what_cannot_be_taken_is_left_out_with_the_reason_and_its_neighbours_stay(bad: Any, says: str) -> None:
@@ -88,6 +90,13 @@ def test_what_cannot_be_taken_is_left_out_with_the_reason_and_its_neighbours_sta
     assert [each.name for each in made.tools] == ["read", "write"]
     [left] = made.left
     assert says in left.reason
+
+
+def test_a_tool_of_the_modern_era_that_needs_a_task_is_offered_without_a_word_for_other_eras() -> None:
+    items = [tool(execution={"taskSupport": "required"})]
+    made = tools_of(MountEntry("files", command="x"), items, LIMITS, modern=True)
+    [one] = made.tools
+    assert "execution" not in write_declaration(one.name, one)
 
 
 def test_what_is_nested_too_deep_is_left_out() -> None:

@@ -212,11 +212,12 @@ class MountOffer:
         if not self._may_offer:
             self.declared = Declared(left=(Left("all", f"source {entry.name!r} may not offer tools: grant it"),))
             tools = []
-        key = (tools, blocked, frozenset(self._broken), self._beyond)
+        key = (tools, blocked, frozenset(self._broken), self._beyond, peer.modern)
         if self._offered is None or self._offered != key:
             if self._may_offer:
                 items = {id(each.declaration): each.item for each in self._tools.values() if each.item is not None}
-                declared = tools_of(entry, tools, self._core.config.limits, blocked, self._broken, items=items)
+                limits, modern = self._core.config.limits, peer.modern
+                declared = tools_of(entry, tools, limits, blocked, self._broken, items=items, modern=modern)
                 self.declared = replace(declared, left=(*declared.left, *self._beyond))
             self._register()
             self._offered = key
@@ -369,6 +370,7 @@ def tools_of(
     *,
     max_tools: int = MAX_TOOLS,
     items: Mapping[int, Item] = MappingProxyType({}),
+    modern: bool = False,
 ) -> Declared:
     """Returns the tools that the bus offers for the declarations of a server.
 
@@ -377,6 +379,7 @@ def tools_of(
         blocked: subjects that wait for an approval; see `fingerprints.review`.
         broken: why a tool's output schema is left out, by our name.
         items: those of the declarations that were read before, by identity.
+        modern: whether the server speaks the era whose tasks the bus follows.
     """
     compiled: list[CompiledTool] = []
     names: dict[str, str] = {}
@@ -405,6 +408,8 @@ def tools_of(
                 raise InvalidTool([f"tool {quote(theirs)} is declared twice: the first one is offered"])
             if ours in broken:
                 declaration = {key: value for key, value in declaration.items() if key != "outputSchema"}
+            if not modern and _only_as_task(declaration):
+                raise InvalidTool([f"tool {quote(theirs)} runs only as a task of revision 2025-11-25"])
             item, hints = _item(items.get(id(declaration))) or _compile(entry, declaration, ours, limits)
         except InvalidTool as fault:
             left.append(Left(ours, "; ".join(fault.faults)))
@@ -507,6 +512,11 @@ def our_name(theirs: str) -> str:
 def is_allowed(entry: MountEntry, theirs: str, ours: str) -> bool:
     """Tells whether the globs of a mount allow a tool; they may use the server's name or the bus's."""
     return (not entry.allow or _matches(entry.allow, theirs, ours)) and not _matches(entry.deny, theirs, ours)
+
+
+def _only_as_task(declaration: Mapping[str, Any]) -> bool:
+    execution = declaration.get("execution")
+    return isinstance(execution, Mapping) and execution.get("taskSupport") == "required"
 
 
 def _matches(globs: Sequence[str], *names: str) -> bool:

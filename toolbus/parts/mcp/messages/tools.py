@@ -14,7 +14,7 @@ from toolbus.protocol.tool import Annotations, Tool
 Json = dict[str, Any]
 
 METADATA_KEY = "mcp"  # of `Tool.metadata_json`: fields of a declaration that `Tool` does not have
-_METADATA = {"icons": list, "_meta": dict, "execution": dict}
+_METADATA = {"icons": list, "_meta": dict}  # not `execution`: the tasks of a server are not those of the bus
 _HINTS = {
     "read_only": "readOnlyHint",
     "destructive": "destructiveHint",
