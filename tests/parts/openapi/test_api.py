@@ -199,9 +199,38 @@ def test_a_path_in_another_file_is_named() -> None:
     assert [(each.title, "leads out of the document" in each.reason) for each in api.left_out] == [("/far", True)]
 
 
-def test_a_body_that_cannot_be_written_leaves_its_operation_out() -> None:
-    api = api_of(one({"requestBody": {"content": {"application/xml": {}}}}, method="post"), allow="*")
-    assert api.left_out[0].reason == ("its body is of type 'application/xml'; JSON, forms, text and bytes can be sent")
+@pytest.mark.parametrize(
+    ("media", "schema"),
+    [
+        ("application/xml", {}),
+        ("image/*", {}),
+        ("multipart/mixed", {}),
+        ("application/yaml", {"type": "object"}),
+        ("application/yaml", {"$ref": "#/components/schemas/Pet"}),
+    ],
+)
+def test_a_body_that_cannot_be_written_leaves_its_operation_out(media: str, schema: Any) -> None:
+    document = one({"requestBody": {"content": {media: {"schema": schema}}}}, method="post")
+    document["components"] = {"schemas": {"Pet": {"properties": {}}}}
+    api = api_of(document, allow="*")
+    assert api.left_out[0].reason == (f"its body is of type '{media}'; JSON, forms, text and bytes can be sent")
+
+
+def test_a_body_of_bytes_is_a_file_whatever_its_type() -> None:
+    content = {"application/pdf": {"schema": {"$ref": "#/components/schemas/File"}}}
+    document = one({"requestBody": {"content": content}}, method="post")
+    document["components"] = {"schemas": {"File": {"type": "string", "format": "binary"}}}
+    assert set(parameters_of(document)["properties"]["body"]["properties"]) == {"filename", "text", "base64"}
+
+
+def test_a_part_of_a_form_is_a_file_where_only_its_media_type_says_so() -> None:
+    parts: dict[str, Any] = {"image": {}, "scan": {"type": "string"}, "meta": {"type": "string"}, "other": {}}
+    types = {"image": "image/png, image/jpeg", "scan": "application/pdf", "meta": "application/json"}
+    encoding = {name: {"contentType": each} for name, each in types.items()}
+    media = {"schema": {"type": "object", "properties": parts}, "encoding": encoding}
+    document = one({"requestBody": {"content": {"multipart/form-data": media}}}, method="post")
+    read = parameters_of(document)["properties"]["body"]["properties"]
+    assert [name for name, schema in read.items() if "base64" in schema.get("properties", ())] == ["image", "scan"]
 
 
 def test_parameters_of_one_name_are_told_apart_and_names_fit_every_provider() -> None:

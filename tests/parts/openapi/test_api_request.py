@@ -147,6 +147,8 @@ def test_a_parameter_with_content_is_written_as_json() -> None:
          "application/x-www-form-urlencoded"),
         ("text/csv", "a,ü", "a,ü".encode(), "text/csv"),
         ("application/octet-stream", {"base64": "AAE="}, b"\x00\x01", "application/octet-stream"),
+        ("image/png", {"base64": "AAE="}, b"\x00\x01", "image/png"),
+        ("application/x-ndjson", {"text": "{}"}, b"{}", "application/x-ndjson"),
     ],
 )  # fmt: skip
 def test_a_body_is_written_as_its_type_says(media: str, value: Any, content: bytes, sent: str) -> None:
@@ -171,6 +173,28 @@ def test_a_form_with_files_has_parts() -> None:
     value = {"file": {"filename": "a.txt", "text": "hi"}, "n": [1, 2], "none": None}
     request = request_of({}, value, requestBody={"content": {"multipart/form-data": {}}})
     assert request.parts == (("file", ("a.txt", b"hi")), ("n", (None, b"1")), ("n", (None, b"2")))
+
+
+def test_parts_of_a_form_have_the_types_of_the_document_and_objects_are_json() -> None:
+    encoding = {
+        "logo": {"contentType": "image/png"},
+        "photo": {"contentType": "image/png, image/jpeg"},
+        "any": {"contentType": "image/*"},
+        "meta": {"contentType": "application/vnd.x+json; v=1"},
+        "bad": {"contentType": "a/b\r\nX: 1"},
+    }
+    file = {"base64": "AAE="}
+    value = {"logo": file, "photo": file, "any": file, "meta": "{}", "bad": "x", "plain": {"a": 1}, "list": [{"b": 2}]}
+    request = request_of({}, value, requestBody={"content": {"multipart/form-data": {"encoding": encoding}}})
+    assert request.parts == (
+        ("logo", ("logo", b"\x00\x01", "image/png")),
+        ("photo", ("photo", b"\x00\x01")),
+        ("any", ("any", b"\x00\x01")),
+        ("meta", (None, b"{}", "application/vnd.x+json")),
+        ("bad", (None, b"x")),
+        ("plain", (None, b'{"a":1}', "application/json")),
+        ("list", (None, b'{"b":2}', "application/json")),
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from toolbus.parts.openapi.operations import (
     FoundOperation,
     Operation,
     find_operations,
+    is_value,
     read_operation,
     unread_paths,
 )
@@ -357,7 +358,7 @@ class _ToolMaker:
             given = self._document.resolve(body.schema)
             named = given.get("properties") if isinstance(given, Mapping) else None
             for name, each in named.items() if isinstance(named, Mapping) else ():
-                if self._is_file(each):
+                if self._is_file(each) or (name in body.files and is_value(self._document.resolve(each))):
                     schema["properties"][name] = _FILE
                 elif isinstance(each, Mapping) and self._is_file(each.get("items")):
                     schema["properties"][name] = {"type": "array", "items": _FILE}

@@ -22,7 +22,7 @@ FILE_KEYS = frozenset(("filename", "text", "base64"))
 _MAX_WHOLE = 2**53  # a float beyond it is not written as a whole number
 
 Pairs = list[tuple[str, str]]
-Part = tuple[str, tuple[str | None, bytes]]
+Part = tuple[str, tuple[str | None, bytes] | tuple[str | None, bytes, str]]  # name; filename, content, media type
 
 
 class ArgumentFault(ValueError):
@@ -96,7 +96,7 @@ def build_request(operation: Operation, arguments: Mapping[str, Any], *, slashes
             if operation.body.required:
                 raise ArgumentFault(f"the argument {quote(operation.body.argument)} is missing")
         elif operation.body.kind == MULTIPART:
-            parts = tuple(_parts(_fields(operation.body, given)))
+            parts = tuple(_parts(operation.body, given))
         else:
             content = _content(operation.body, given)
             headers.append(("Content-Type", operation.body.media_type))
@@ -207,13 +207,18 @@ def _form_field(body: Body, name: str, value: Any) -> Pairs:
     return [(name, _encode(_text(each))) for each in (value if isinstance(value, list) else [value])]
 
 
-def _parts(fields: Iterable[tuple[str, Any]]) -> Iterable[Part]:
-    for name, value in fields:
-        for each in value if isinstance(value, list) else [value]:
+def _parts(body: Body, value: Any) -> Iterable[Part]:
+    for name, given in _fields(body, value):
+        named = body.types.get(name, ())
+        media = named[0] if len(named) == 1 and "*" not in named[0] else ""
+        for each in given if isinstance(given, list) else [given]:
             if isinstance(each, Mapping) and each.keys() & {"text", "base64"} and each.keys() <= FILE_KEYS:
-                yield name, _file(name, each)
-            else:
-                yield name, (None, _text(each).encode("utf-8", "replace"))
+                filename, content = _file(name, each)
+                yield name, ((filename, content, media) if media else (filename, content))
+                continue
+            content = _text(each).encode("utf-8", "replace")
+            media_here = media or ("application/json" if isinstance(each, Mapping | list) else "")  # OpenAPI's default
+            yield name, ((None, content, media_here) if media_here else (None, content))
 
 
 def _file(argument: str, value: Any) -> tuple[str, bytes]:

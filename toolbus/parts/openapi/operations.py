@@ -40,6 +40,7 @@ class Body:
         media_type: its Content-Type.
         schema: as the document has it.
         styles: how fields of a form are written, style and explode by name, where the document says it.
+        types: media types of the parts of a form by name, where the document says it.
     """
 
     argument: str
@@ -49,6 +50,12 @@ class Body:
     description: str = ""
     schema: Any = field(default=True, repr=False)
     styles: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def files(self) -> set[str]:
+        """The parts whose types say that they are bytes."""
+        return {name for name, types in self.types.items() if types and not any(map(_TEXTUAL.fullmatch, types))}
 
 
 def read_body(document: Document, operation: JsonObject, budget: ReadBudget) -> Body | None:
@@ -70,7 +77,7 @@ def read_body(document: Document, operation: JsonObject, budget: ReadBudget) -> 
     kinds = [(_kind_of_body(str(media)), str(media), described) for media, described in medias.items()]
     for preferred in (JSON, FORM, MULTIPART, TEXT, BYTES):
         for kind, media, described in kinds:
-            if kind == preferred:
+            if kind == preferred and (kind != BYTES or _is_raw(document, media, described)):
                 return Body(
                     argument="body",
                     kind=kind,
@@ -79,6 +86,7 @@ def read_body(document: Document, operation: JsonObject, budget: ReadBudget) -> 
                     description=text_of(content, "description"),
                     schema=described.get("schema", True) if isinstance(described, Mapping) else True,
                     styles=_styles_of_form(described) if kind == FORM else {},
+                    types=_types_of_parts(described) if kind == MULTIPART else {},
                 )
     names = ", ".join(quote(media) for _, media, _ in kinds[:5])
     raise DocumentFault(f"its body is of type {names}; JSON, forms, text and bytes can be sent")
@@ -96,6 +104,24 @@ def _styles_of_form(described: Any) -> dict[str, tuple[str, bool]]:
     return styles
 
 
+def _types_of_parts(described: Any) -> dict[str, tuple[str, ...]]:
+    encoding = described.get("encoding") if isinstance(described, Mapping) else None
+    return {
+        str(name): tuple(filter(_MEDIA_TYPE.fullmatch, _listed(str(each["contentType"])[:_MAX_TYPES])))
+        for name, each in (encoding.items() if isinstance(encoding, Mapping) else ())
+        if isinstance(each, Mapping) and "contentType" in each
+    }
+
+
+def _listed(types: str) -> Iterator[str]:
+    return (each.partition(";")[0].strip().lower() for each in types.split(","))
+
+
+_MAX_TYPES = 1000  # characters of a list of media types
+_TEXTUAL = re.compile(r"text/.*|application/(?:.*\+)?(?:json|xml)")
+_MEDIA_TYPE = re.compile(r"[\w!#$&^.+*-]+/[\w!#$&^.+*-]+", re.ASCII)
+
+
 def _kind_of_body(media: str) -> str:
     plain = media.partition(";")[0].strip().lower()
     if is_json(plain) or plain in ("*/*", "application/*"):
@@ -103,7 +129,23 @@ def _kind_of_body(media: str) -> str:
     if plain.startswith("text/"):
         return TEXT
     kinds = {"application/x-www-form-urlencoded": FORM, "multipart/form-data": MULTIPART}
-    return kinds.get(plain, BYTES if plain == "application/octet-stream" else "")
+    return kinds.get(plain, "" if _UNWRITABLE.fullmatch(plain) else BYTES)
+
+
+# XML, of which a schema says only half; several parts; ranges, and what is not a type.
+_UNWRITABLE = re.compile(r"application/(?:.*\+)?xml|multipart/.*|.*\*.*|[^/]*")
+
+
+def _is_raw(document: Document, media: str, described: Any) -> bool:
+    """Tells whether a body of another type is one value: a file, or a text in its own format."""
+    if media.partition(";")[0].strip().lower() == "application/octet-stream":
+        return True
+    return not isinstance(described, Mapping) or is_value(document.resolve(described.get("schema", {})))
+
+
+def is_value(schema: Any) -> bool:
+    """Tells whether a schema, resolved, says no more of a content than that it is one text or file."""
+    return schema in ({}, True) or (isinstance(schema, Mapping) and schema.get("type") == "string")
 
 
 def is_json(media: str) -> bool:
