@@ -222,8 +222,16 @@ def test_a_revision_gets_the_kinds_of_blocks_that_it_has_and_texts_for_the_other
     assert kinds == {
         "2024-11-05": ["text", "text"],
         "2025-03-26": ["audio", "text"],
-        "2025-06-18": ["audio", "resource_link"],
-        "2025-11-25": ["audio", "resource_link"],
+        "2025-06-18": ["audio", "resource_link", "text"],
+        "2025-11-25": ["audio", "resource_link", "text"],
     }
     assert write_content(result, "null", "2024-11-05")[1]["text"] == "[page, x://1]"
-    assert [block["type"] for block in write_content(result, "null", NEWEST)] == ["audio", "resource_link"]
+
+
+def test_what_clients_pass_on_to_no_model_is_in_words_too_and_another_bus_reads_it_once() -> None:
+    link = pb.ContentBlock(resource_link=pb.ResourceLink(uri="x://1", name="page", mime_type="text/html"))
+    result = Result(content=(link,))
+    written = write_content(result, "null", NEWEST)
+    assert written[1:] == [{"type": "text", "text": "[text/html, page, x://1]"}]
+    assert read_result({"content": written}) == result
+    assert len(write_content(Result(content=(link, pb.ContentBlock(text=pb.TextContent(text="")))), "null")) == 2

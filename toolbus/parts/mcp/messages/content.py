@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -36,6 +36,8 @@ _STANDARD_BASE64 = str.maketrans("-_", "+/")
 def write_content(result: Result, text: str, version: str = NEWEST) -> list[Json]:
     """Returns the content of a result: its text first, unless its content has a text; a failure is always included.
 
+    Links and sounds alone are followed by a text about them: several clients pass neither on to the model.
+
     Args:
         text: the output, or the failure, as a model reads it; "null" is left out where there is other content.
         version: of the protocol; a block of a kind that it does not have becomes a text.
@@ -48,6 +50,8 @@ def write_content(result: Result, text: str, version: str = NEWEST) -> list[Json
     failure = result.error.message if result.error is not None else ""
     if not texts and (text != "null" or not blocks):
         blocks.insert(0, {"type": "text", "text": text})
+    elif not texts and all(block["type"] in _SINCE for block in blocks):  # clients show them to no model
+        blocks.append({"type": "text", "text": _in_words(result.content)})
     elif failure and failure not in "\n".join(texts):  # a mounted server's failure is its texts, joined
         blocks.insert(0, {"type": "text", "text": failure})
     return blocks
@@ -62,6 +66,10 @@ def structured_text(output_json: str, *, modern: bool) -> str:
     if first == "{":
         return output_json
     return output_json if modern and first not in ('"', "n", "") else ""
+
+
+def _in_words(blocks: Iterable[pb.ContentBlock]) -> str:
+    return "\n".join(block_text(block) for block in blocks)
 
 
 def _described(block: pb.ContentBlock) -> Json:
@@ -130,6 +138,9 @@ def read_result(answer: Mapping[str, Any]) -> Result:
         output = dump_json(joined) if texts else "null"
     if len(blocks) == 1 and texts and not blocks[0].annotations_json and _repeats(joined, structured):
         blocks = []
+    others = [each for each in blocks if each.WhichOneof("kind") in _SINCE]
+    if others and len(texts) == 1 and structured is None and joined == _in_words(others):  # as `write_content` adds it
+        blocks, output = others, "null"
     if answer.get("isError") is True:
         error = CallError(Code.TOOL, joined or _FAILED, Stage.ACCEPTED)
         return Result("", "null" if structured is None else output, True, error, tuple(blocks))
