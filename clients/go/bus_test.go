@@ -34,6 +34,12 @@ var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 // startBus starts a bus, the program TOOLBUS or `toolbus`, on free ports; it returns its address and what stops it.
 func startBus(t testing.TB, options ...string) (string, func()) {
 	t.Helper()
+	address, _, stop := startProcess(t, options...)
+	return address, stop
+}
+
+func startProcess(t testing.TB, options ...string) (string, *os.Process, func()) {
+	t.Helper()
 	program := os.Getenv("TOOLBUS")
 	if program == "" {
 		program = "toolbus"
@@ -62,11 +68,11 @@ func startBus(t testing.TB, options ...string) (string, func()) {
 	for lines.Scan() {
 		if found := ready.FindStringSubmatch(lines.Text()); found != nil {
 			go func() { _, _ = io.Copy(io.Discard, output) }()
-			return found[1], stop
+			return found[1], command.Process, stop
 		}
 	}
 	t.Fatal("the bus ended before it was ready")
-	return "", stop
+	return "", nil, stop
 }
 
 // must fails a test at an error, and returns the value that came without one.
@@ -518,6 +524,31 @@ func TestWithoutABusACallIsRefusedAtItsDeadlineAndAListingSaysWhereItLooked(t *t
 	}
 	host.Close()
 	equal(t, must[*Result](t)(host.Call(t.Context(), "x", nil, nil)).Error.Message, "this peer has left the bus")
+}
+
+func TestABusThatHangsEndsWhatWaitsForIt(t *testing.T) {
+	address, process, _ := startProcess(t)
+	host := NewHost(&HostOptions{Options: Options{Address: address, Log: quiet}})
+	check(t, host.Ready(t.Context()))
+	check(t, process.Signal(syscall.SIGSTOP))
+	defer process.Signal(syscall.SIGCONT)
+	var calls sync.WaitGroup
+	for range 16 { // more than the sockets hold
+		calls.Go(func() {
+			result := must[*Result](t)(host.Call(t.Context(), "x", fmt.Sprintf("{%1000000s}", ""), &CallOptions{Timeout: 100 * time.Millisecond}))
+			equal(t, []any{result.Error.Code, result.Error.Stage, result.Error.RetrySafe}, []any{CodeDeadlineExceeded, StageUnknown, false})
+		})
+	}
+	calls.Wait()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := host.List(ctx, nil)
+	if lost := new(PeerLost); !errors.As(err, &lost) || lost.Code != "DEADLINE_EXCEEDED" {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	host.Close()
+	equal(t, time.Since(began) < 4*closeTime, true) // on a busy machine
 }
 
 func TestAfterARestartOfTheBusTheToolsAreBackAndACallThatWaitedIsAnswered(t *testing.T) {

@@ -3,6 +3,7 @@ package toolbus
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -150,33 +151,38 @@ func TestAfterAGracefulEndOfTheStreamItsCallsGoFirstAndOneWhoseTimeIsOverIsRefus
 	equal(t, slices.Equal(p.waiting, asks[1:]), true)
 }
 
-// looking is a log that looks whether the mutex of a peer is free.
-type looking struct {
+// waiting is a log that does something with each text.
+type waiting struct {
 	slog.Handler
-	mutex func() *sync.Mutex
-	free  *[]bool
+	take func(text string)
 }
 
-func (looking) Enabled(context.Context, slog.Level) bool { return true }
+func (waiting) Enabled(context.Context, slog.Level) bool { return true }
 
-func (l looking) Handle(context.Context, slog.Record) error {
-	isFree := l.mutex().TryLock()
-	if *l.free = append(*l.free, isFree); isFree {
-		l.mutex().Unlock()
-	}
+func (w waiting) Handle(_ context.Context, record slog.Record) error {
+	w.take(record.Message)
 	return nil
 }
 
-func TestWhatTakesTheLogsMayUseThePeer(t *testing.T) {
+func TestWhatTakesTheLogsMayWaitForThePeer(t *testing.T) {
 	var p *peer
-	var free []bool
-	log := slog.New(looking{mutex: func() *sync.Mutex { return &p.mutex }, free: &free})
+	done, texts := make(chan struct{}), make(chan string)
+	log := slog.New(waiting{take: func(text string) {
+		<-done
+		p.mutex.Lock()
+		defer p.mutex.Unlock()
+		texts <- text
+	}})
 	p = newPeer("x", Options{Log: log}, nil, role{})
-	p.failed("a:1", end{code: "INTERNAL"}, 0)
-	refused := []*pb.RefusedTool{{Name: "a", Error: "a fault"}}
 	p.link = newLink(&p.mutex, nil, func(error) {}, 0)
-	p.receive(&pb.InvokeResponse{Attached: &pb.Attached{Refused: refused, RefusedTotal: 1}}, p.link)
-	equal(t, free, []bool{true, true})
+	for _, name := range []string{"a", "b"} {
+		refused := []*pb.RefusedTool{{Name: name, Error: "a fault"}}
+		p.receive(&pb.InvokeResponse{Attached: &pb.Attached{Refused: refused, RefusedTotal: 1}}, p.link)
+	}
+	close(done)
+	for _, name := range []string{"a", "b"} {
+		equal(t, <-texts, fmt.Sprintf("toolbus: the bus does not offer the tool %q: a fault", name))
+	}
 }
 
 func TestAfterAStandstillOnlyTheEchoOfTheNewestHeartbeatLetsHeldCallsBegin(t *testing.T) {

@@ -114,7 +114,7 @@ type peer struct {
 	refused      map[toolKey]RefusedTool
 	waitingTools map[toolKey]bool
 	noted        map[string]bool        // what was logged about tools
-	warnings     []string               // that unlock is to log
+	warnings     []string               // that are not logged yet
 	catalog      map[ToolRef]ListedTool // what the watch has brought
 	order        []ToolRef              // of the names in catalog
 	revision     uint64                 // of the catalog here; 0 before the first list came
@@ -321,7 +321,7 @@ func (p *peer) failed(bus string, end end, failures int) (time.Duration, bool) {
 		first, longest = 500*time.Millisecond, 10*time.Second
 	}
 	p.mutex.Lock()
-	defer p.unlock()
+	defer p.mutex.Unlock()
 	text := fmt.Sprintf("not attached to %s (%s: %s): trying again, at least every %v", bus, end.code, end.text, longest)
 	before, left := p.shown[bus], p.left != ""
 	isKnown := before.why != "" && end.code == "UNAVAILABLE" || digits.ReplaceAllString(before.text, "") == digits.ReplaceAllString(text, "")
@@ -340,7 +340,7 @@ func (p *peer) failed(bus string, end end, failures int) (time.Duration, bool) {
 func (p *peer) explain(bus string, credential map[string]string) {
 	why, reached := whyUnanswered(bus, p.options.Credential, credential)
 	p.mutex.Lock()
-	defer p.unlock()
+	defer p.mutex.Unlock()
 	if p.explained = reached; why != "" && p.attached == nil && p.left == "" {
 		p.warn("%s", why)
 		p.shown[bus] = attempt{p.shown[bus].text, why}
@@ -381,7 +381,7 @@ func (p *peer) serve(bus string) (end, time.Duration, error) {
 	if p.left != "" {
 		link.drain("leaving")
 	}
-	p.unlock()
+	p.mutex.Unlock()
 	go p.monitor(ctx, link)
 	stream, err := connection.invoke(ctx)
 	if err == nil {
@@ -510,7 +510,7 @@ func (p *peer) register(link *link, session string, pages [][]*pb.Tool, version 
 				p.notifyChanged()
 			}
 		}
-		p.unlock()
+		p.mutex.Unlock()
 		if !isCurrent || err != nil {
 			return
 		}
@@ -543,7 +543,7 @@ func (p *peer) receive(message *pb.InvokeResponse, link *link) {
 	runs := slices.DeleteFunc(p.beginning, func(run *run) bool { return run.ended }) // cancelled by the same message
 	woken := p.woken
 	p.beginning, p.woken = nil, nil
-	p.unlock()
+	p.mutex.Unlock()
 	p.startRuns(runs)
 	for _, a := range woken {
 		a.notify()
@@ -716,18 +716,28 @@ func (p *peer) noteTools(refused []*pb.RefusedTool, waiting []*pb.WaitingTool) {
 	}
 }
 
-// warn notes a warning, which unlock logs.
+// warn has a warning logged: what takes it may use this peer, and wait for it, so neither this goroutine nor the mutex waits.
 func (p *peer) warn(format string, values ...any) {
+	if len(p.warnings) >= maxUnread {
+		return // what takes them hangs
+	}
 	p.warnings = append(p.warnings, "toolbus: "+fmt.Sprintf(format, values...))
+	if len(p.warnings) == 1 {
+		go p.logWarnings()
+	}
 }
 
-// unlock frees the mutex, and then logs the warnings: what takes them may use this peer.
-func (p *peer) unlock() {
-	warnings := p.warnings
-	p.warnings = nil
-	p.mutex.Unlock()
-	for _, text := range warnings {
+// logWarnings logs the warnings that there are; each stays among them until it is logged.
+func (p *peer) logWarnings() {
+	for left := true; left; {
+		p.mutex.Lock()
+		text := p.warnings[0]
+		p.mutex.Unlock()
 		p.options.Log.Warn(text)
+		p.mutex.Lock()
+		p.warnings = p.warnings[1:]
+		left = len(p.warnings) > 0
+		p.mutex.Unlock()
 	}
 }
 

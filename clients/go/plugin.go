@@ -110,7 +110,7 @@ func (p *Plugin) follow() {
 			p.mutex.Lock()
 			p.unknown = text
 			p.mutex.Unlock()
-			p.options.Log.Warn("toolbus: " + text) // not with the mutex: what takes the logs may use this plugin
+			go p.options.Log.Warn("toolbus: " + text) // what takes it may wait for this plugin
 		}
 		select {
 		case <-time.After(lookUpTime):

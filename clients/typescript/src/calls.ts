@@ -26,6 +26,7 @@ export type CallFields = MessageInitShape<typeof ToolCallSchema> & { name: strin
 export interface Route {
   /** The stream of the call that this one is part of. */
   readonly parent?: Link;
+  /** Never throws. */
   readonly onProgress?: ((progress: ToolProgress) => void) | undefined;
   /** Gives up the call. */
   readonly signal?: AbortSignal | undefined;
@@ -79,8 +80,6 @@ export class Calls {
   private link: Link | null = null; // the stream that takes calls; null without one
   private waiting = new Set<Ask>(); // for a stream or for room, oldest first; nested ones wait at their link
   private unfinished = new Set<Ask>();
-
-  constructor(private readonly log: (text: string) => void) {}
 
   /** How many calls have no result yet. */
   get size(): number { return this.unfinished.size; }
@@ -147,11 +146,7 @@ export class Calls {
       const ask = link.pending.get(item.callId);
       if (ask === undefined || ask.over) continue;
       ask.accepted = true;
-      try {
-        ask.route.onProgress?.(item);
-      } catch (problem) {
-        this.log(`onProgress of ${ask.fields.name} failed: ${String(problem)}`); // the stream and other calls go on
-      }
+      ask.route.onProgress?.(item);
     }
   }
 

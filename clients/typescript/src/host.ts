@@ -4,7 +4,8 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { answered } from "./again.js";
 import type { CallFields } from "./calls.js";
 import { ListRequestSchema, ListResponseSchema } from "./gen/toolbus/v1/tool_bus_service_pb.js";
-import { Peer, settingsOf, type PeerOptions, type RefusedTool, type Settings } from "./peer.js";
+import type { ToolProgress } from "./gen/toolbus/v1/tool_pb.js";
+import { guarded, Peer, settingsOf, type PeerOptions, type RefusedTool, type Settings } from "./peer.js";
 import { Plugin, type Generation, type Message } from "./plugin.js";
 import { contextToWire, listedFromWire, progressFromWire, resultFromWire, type CatalogChange, type ListedTool, type Notification } from "./shapes.js";
 import type { ToolScope } from "./tools.js";
@@ -107,8 +108,9 @@ export class Host {
       requestState: inputs?.state,
     };
     this.peer.begin();
-    const route = { onProgress: onProgress && ((item: Parameters<typeof progressFromWire>[0]) => onProgress(progressFromWire(item))), signal };
-    return resultFromWire(await this.peer.calls.call(fields, route));
+    const failed = (problem: unknown) => this.peer.log(`onProgress of ${name} failed: ${String(problem)}`);
+    const take = onProgress && guarded((item: ToolProgress) => onProgress(progressFromWire(item)), failed);
+    return resultFromWire(await this.peer.calls.call(fields, { onProgress: take, signal }));
   }
 
   /** Calls several tools at once; returns the results in the order of the calls. */

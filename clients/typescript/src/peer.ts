@@ -87,7 +87,19 @@ export function settingsOf(options: PluginOptions): Settings {
     address: options.address || TOOLBUS_ADDRESS || readCredential(credential).address || ADDRESS,
     token: options.token || TOOLBUS_TOKEN || "",
     instance: options.instance ?? randomBytes(16).toString("hex"),
-    log: options.log ?? ((text) => console.error(`toolbus: ${text}`)),
+    log: options.log ? guarded(options.log, (problem) => console.error(`toolbus: the log failed: ${String(problem)}`)) : (text) => console.error(`toolbus: ${text}`),
+  };
+}
+
+/** Returns a function of the program whose faults, also later ones, are handled here: neither reading nor the process ends. */
+export function guarded<A extends unknown[]>(call: (...args: A) => unknown, failed: (problem: unknown) => void): (...args: A) => void {
+  return (...args) => {
+    try {
+      const later = call(...args);
+      if (later instanceof Promise) later.catch(failed);
+    } catch (problem) {
+      failed(problem);
+    }
   };
 }
 
@@ -148,7 +160,7 @@ export class Peer {
     this.addresses = new Addresses(options.address);
     this.identity = { source, instance: options.instance, token: options.token };
     this.log = options.log;
-    this.calls = new Calls(this.log);
+    this.calls = new Calls();
   }
 
   /** The connection to the current bus; undefined between two. */
@@ -498,11 +510,7 @@ export class Peer {
       const tool = { name, error, role };
       this.refused.set(`${role} ${name}`, tool);
       if (!this.isNew(`the bus does not offer the tool '${name}': ${error}`, role)) continue;
-      try {
-        this.options.onRefused?.(tool);
-      } catch (problem) {
-        this.log(`onRefused failed: ${String(problem)}`);
-      }
+      if (this.options.onRefused) guarded(this.options.onRefused, (problem) => this.log(`onRefused failed: ${String(problem)}`))(tool);
     }
     for (const { name, role } of waiting) {
       this.waiting.set(`${role} ${name}`, { name, role });

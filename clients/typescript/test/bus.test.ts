@@ -221,6 +221,52 @@ test("a call over HTTP that is made again leaves nothing at its signal", async (
   assert.deepEqual(getEventListeners(signal, "abort"), []);
 });
 
+test("a bus that hangs ends calls over HTTP at their time as over gRPC, and listings", async () => {
+  const hanging = await runningBus();
+  const caller = new Host({ ...quiet, address: hanging.grpc });
+  await caller.ready();
+  hanging.process.kill("SIGSTOP");
+  try {
+    const web = new HttpHost({ address: hanging.http });
+    const { signal } = new AbortController();
+    const calls = [caller.call("add", {}, { timeout: 0.1 }), ...[{}, { onProgress: () => undefined }].map((more) => web.call("add", {}, { timeout: 0.1, signal, ...more }))];
+    const [grpc, plain, events] = (await Promise.all(calls)).map(({ error }) => error);
+    assert.deepEqual([plain, events], [grpc, grpc]);
+    assert.deepEqual([plain?.code, plain?.stage, plain?.retrySafe], ["DEADLINE_EXCEEDED", "UNKNOWN", false]);
+    assert.deepEqual(getEventListeners(signal, "abort"), []);
+    const isLate = (problem: unknown) => problem instanceof PeerLost && problem.code === "DEADLINE_EXCEEDED";
+    await Promise.all([web.list({ timeout: 0.1 }), web.export("openai", { timeout: 0.1 }), caller.list({ timeout: 0.1 })].map((each) => assert.rejects(each, isLate)));
+    const aborted = web.call("add", {}, { signal: AbortSignal.abort(new RangeError("mine")) });
+    await assert.rejects(aborted, RangeError);
+  } finally {
+    hanging.process.kill("SIGCONT");
+    await Promise.all([caller.close(), hanging.stop()]);
+  }
+});
+
+test("a stream over HTTP without events and pings ends, and one that nobody reads does not", async () => {
+  mock.timers.enable({ apis: ["setTimeout"] });
+  try {
+    const change = 'event: catalog\ndata: {"added":[],"changed":[]}\n\n';
+    const fetch = async (_: unknown, init?: RequestInit) => {
+      const start = (controller: ReadableStreamDefaultController) => {
+        controller.enqueue(new TextEncoder().encode(change));
+        init?.signal?.addEventListener("abort", () => controller.error(init.signal?.reason));
+      };
+      return new Response(new ReadableStream({ start }));
+    };
+    const watch = new HttpHost({ fetch }).watch();
+    assert.deepEqual((await watch.next()).value?.added, []);
+    mock.timers.tick(61_000);
+    const next = watch.next();
+    await new Promise(setImmediate);
+    mock.timers.tick(61_000);
+    await assert.rejects(next, PeerLost);
+  } finally {
+    mock.timers.reset();
+  }
+});
+
 test("a call over HTTP without a bus is a value", async () => {
   const result = await new HttpHost({ address: "http://127.0.0.1:1" }).call("add", { a: 1 });
   assert.deepEqual([result.error?.code, result.error?.stage, result.error?.retrySafe], ["UNAVAILABLE", "UNKNOWN", false]);
@@ -274,6 +320,30 @@ test("a refused tool is data, and the others are offered", async () => {
   await other.ready();
   assert.deepEqual([refused, other.refused.map(({ name }) => name)], [["does_not"], ["does_not"]]);
   await other.close();
+});
+
+test("faults of functions of the program, at once or later, end nothing, and a log may call", async () => {
+  const texts: string[] = [];
+  let answered = "";
+  const log = async (text: string) => {
+    texts.push(text);
+    answered = (await own.call("steps")).output as string;
+    throw new Error("of the log, later");
+  };
+  const own = new Host({ address: bus.grpc, log });
+  const faults = [() => { throw new Error("at once"); }, () => Promise.reject(new Error("later"))]; // prettier-ignore
+  for (const onProgress of faults) assert.equal((await own.call("steps", {}, { onProgress })).output, "done");
+  await until(() => answered === "done");
+  assert.deepEqual(texts, ["at once", "later"].map((text) => `onProgress of steps failed: Error: ${text}`));
+  await own.close();
+  for (const onRefused of faults) {
+    const other = new Plugin("other", { address: bus.grpc, log: faults[0] as () => void, onRefused });
+    other.tool("works", { description: "Works." }, () => 1);
+    other.tool("does_not", { description: "Does not.", parameters: { $ref: "#" } }, () => 1);
+    await other.ready();
+    assert.equal((await host.call("works")).output, 1);
+    await other.close();
+  }
 });
 
 test("two plugins of one source share the calls of a tool, and one that leaves loses none", async () => {

@@ -66,7 +66,7 @@ test("a closed outbox drops further items and still gives out the earlier ones",
 });
 
 test("after a graceful end of the stream its calls go before those that waited, and one whose time is over is refused", () => {
-  const calls = new Calls(() => undefined);
+  const calls = new Calls();
   const connection = { invoke: () => ({}) } as unknown as Connection;
   const [first, second] = [2, 1].map((callsInFlight) => new Link(connection, calls, callsInFlight, () => undefined));
   calls.open(first!);
