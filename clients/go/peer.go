@@ -119,6 +119,7 @@ type peer struct {
 	order        []ToolRef              // of the names in catalog
 	revision     uint64                 // of the catalog here; 0 before the first list came
 	newest       uint64                 // the number of the newest notification
+	wanted       []pb.Subscription      // the feeds that were ever read
 	closed       string                 // why calls are not sent any more; empty while they are
 	waiting      []*ask                 // calls that wait for a stream or for room, oldest first
 	unfinished   map[*ask]bool
@@ -151,6 +152,7 @@ func newPeer(source string, options Options, buses *addresses, role role) *peer 
 		buses: buses, source: source, options: options, role: role, shown: map[string]attempt{}, noted: map[string]bool{},
 		ended: make(chan struct{}), leaving: make(chan struct{}), work: make(chan *run), changed: make(chan struct{}), answered: -1,
 		refused: map[toolKey]RefusedTool{}, waitingTools: map[toolKey]bool{}, catalog: map[ToolRef]ListedTool{}, unfinished: map[*ask]bool{},
+		catalogs: feed[CatalogChange]{kind: pb.Subscription_SUBSCRIPTION_CATALOG}, notes: feed[Notification]{kind: pb.Subscription_SUBSCRIPTION_NOTIFICATIONS},
 	}
 }
 
@@ -444,19 +446,12 @@ func (p *peer) monitor(ctx context.Context, link *link) {
 
 // declare puts an attach with the tools as they are now into the outbox.
 func (p *peer) declare(link *link) {
-	link.declared = p.version
+	link.declared, link.subscribed = p.version, len(p.wanted)
 	attach := &pb.Attach{
 		ProtocolVersion: 1, Source: p.source, Instance: p.options.Instance, Token: p.options.Token,
 		MaxInFlight: uint32(p.options.MaxInFlight), NotificationsAfter: p.newest,
-		Qualified: p.role.qualified, Notices: p.role.notices, AllOrNone: p.role.allOrNone,
+		Qualified: p.role.qualified, Notices: p.role.notices, AllOrNone: p.role.allOrNone, Subscribe: p.wanted,
 	}
-	if p.catalogs.wanted {
-		attach.Subscribe = append(attach.Subscribe, pb.Subscription_SUBSCRIPTION_CATALOG)
-	}
-	if p.notes.wanted {
-		attach.Subscribe = append(attach.Subscribe, pb.Subscription_SUBSCRIPTION_NOTIFICATIONS)
-	}
-	link.subscribed = len(attach.Subscribe)
 	if link.pages = pagesOf(p.tools); len(link.pages) > 0 {
 		attach.Tools, link.pages = link.pages[0], link.pages[1:]
 	}
@@ -745,8 +740,8 @@ func (p *peer) logWarnings() {
 
 // feed has, for each reader of a subscription, the items that it has not taken yet; the mutex of the peer guards it.
 type feed[T any] struct {
-	wanted  bool
-	readers map[*[]T]bool
+	kind    pb.Subscription
+	readers map[*[]T]bool // nil before the first
 }
 
 // put passes an item on; shorten makes less of the items of a reader that is far behind.
@@ -761,13 +756,7 @@ func (f *feed[T]) put(p *peer, item T, shorten func([]T) []T) {
 
 // subscribe declares again where a feed was added after the attach.
 func (p *peer) subscribe() {
-	wanted := 0
-	for _, each := range []bool{p.catalogs.wanted, p.notes.wanted} {
-		if each {
-			wanted++
-		}
-	}
-	if p.link != nil && p.link.subscribed != wanted {
+	if p.link != nil && p.link.subscribed != len(p.wanted) {
 		p.declareAgain()
 	}
 }
@@ -779,8 +768,9 @@ func read[T any](ctx context.Context, p *peer, feed *feed[T], first func() []T) 
 		own := first()
 		if feed.readers == nil {
 			feed.readers = map[*[]T]bool{}
+			p.wanted = append(p.wanted, feed.kind)
 		}
-		feed.readers[&own], feed.wanted = true, true
+		feed.readers[&own] = true
 		p.subscribe()
 		p.mutex.Unlock()
 		defer func() {
