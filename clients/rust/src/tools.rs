@@ -80,27 +80,21 @@ impl Answer {
     }
 }
 
-/// Why a handler ends without an output of its own.
+/// Ends a handler with a result that is not of its own: its questions, after whose answers it runs again, or why it did not run.
 #[derive(Debug)]
-enum Stop {
-    /// With questions; the handler runs again with the answers.
-    Asks { questions: Map<String, Value>, state: String },
-    /// It was not run.
-    Refused(CallError),
-}
+struct Stop(ToolResult);
 
 impl fmt::Display for Stop {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Stop::Asks { .. } => {
-                f.write_str("the handler asks its caller, and runs again with the answers: return this error")
-            }
-            Stop::Refused(error) => error.fmt(f),
-        }
+        f.write_str("the handler asks its caller, and runs again with the answers: return this error")
     }
 }
 
 impl std::error::Error for Stop {}
+
+fn not_run<T>(code: ErrorCode, text: String) -> Result<T, BoxError> {
+    Err(Stop(CallError::new(code, CallStage::NotDispatched, text).into()).into())
+}
 
 /// A call, as its handler sees it. The handler is dropped where it waits when the call is cancelled.
 #[derive(Clone)]
@@ -208,8 +202,9 @@ impl ToolScope {
         if questions.is_empty() {
             return Ok(known);
         }
-        let state = if known.is_empty() { String::new() } else { json!({"answers": known}).to_string() };
-        Err(Stop::Asks { questions, state }.into())
+        let request_state = if known.is_empty() { String::new() } else { json!({"answers": known}).to_string() };
+        let input_requests_json = json!(questions).to_string();
+        Err(Stop(ToolResult { input_requests_json, request_state, ..Default::default() }).into())
     }
 }
 
@@ -299,8 +294,7 @@ impl Tools {
                 }
                 Err(problem) => {
                     let text = format!("the arguments {json:.80} are not what the tool takes: {problem}");
-                    let error = CallError::new(ErrorCode::InvalidArguments, CallStage::NotDispatched, text);
-                    Box::pin(async move { Err(Stop::Refused(error).into()) })
+                    Box::pin(async { not_run(ErrorCode::InvalidArguments, text) })
                 }
             }
         };
@@ -395,26 +389,21 @@ impl Tools {
         let message = scope.message.clone();
         let json = if message.arguments_json.is_empty() { "{}" } else { &message.arguments_json };
         let handler = self.offered().get(&message.name).map(|each| each.handler.clone());
-        let (code, text) = match handler {
-            Some(handler) if json.trim_start().starts_with('{') => return handler(json.to_owned(), scope).await,
+        match handler {
+            Some(handler) if json.trim_start().starts_with('{') => handler(json.to_owned(), scope).await,
             Some(_) => {
-                (ErrorCode::InvalidArguments, format!("the arguments must be a JSON object, they are {json:.80}"))
+                let text = format!("the arguments must be a JSON object, they are {json:.80}");
+                not_run(ErrorCode::InvalidArguments, text)
             }
-            None => (ErrorCode::NotFound, format!("this plugin has no tool '{}'", message.name)),
-        };
-        Err(Stop::Refused(CallError::new(code, CallStage::NotDispatched, text)).into())
+            None => not_run(ErrorCode::NotFound, format!("this plugin has no tool '{}'", message.name)),
+        }
     }
 }
 
 /// Returns the result of a handler that failed or asked.
 fn failure(problem: BoxError) -> ToolResult {
-    match problem.downcast_ref() {
-        Some(Stop::Asks { questions, state }) => {
-            let input_requests_json = json!(questions).to_string();
-            return ToolResult { input_requests_json, request_state: state.clone(), ..Default::default() };
-        }
-        Some(Stop::Refused(error)) => return error.clone().into(),
-        None => (),
+    if let Some(Stop(result)) = problem.downcast_ref() {
+        return result.clone();
     }
     let reason = problem.downcast_ref::<CallError>().map_or("", |error| &error.reason);
     let text: String = problem.to_string().chars().take(ERROR_CHARACTERS).collect();

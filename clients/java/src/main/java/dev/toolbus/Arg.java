@@ -1,9 +1,6 @@
 package dev.toolbus;
 
-import java.lang.annotation.ElementType;
-import java.lang.annotation.Retention;
-import java.lang.annotation.RetentionPolicy;
-import java.lang.annotation.Target;
+import java.lang.annotation.*;
 
 /** What a model is told about an argument, which is a component of a record. */
 @Retention(RetentionPolicy.RUNTIME)

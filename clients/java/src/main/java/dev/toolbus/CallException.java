@@ -34,10 +34,13 @@ public final class CallException extends RuntimeException {
         return ToolResult.newBuilder().setIsError(true).setError(error).build();
     }
 
+    /** Returns the last words of a name, such as {@code ERROR_CODE_TOOL}; the number of one that this version does not know. */
+    private static String nameOf(Enum<?> value, String prefix, int number) {
+        return value.name().equals("UNRECOGNIZED") ? String.valueOf(number) : value.name().substring(prefix.length());
+    }
+
     private static String nameOf(CallError error) {
-        return error.getCode() == ErrorCode.UNRECOGNIZED
-                ? String.valueOf(error.getCodeValue())
-                : error.getCode().name().replace("ERROR_CODE_", "");
+        return nameOf(error.getCode(), "ERROR_CODE_", error.getCodeValue());
     }
 
     /** Returns the code, such as {@code TOOL}; of a code that this version does not know, the number. */
@@ -47,9 +50,7 @@ public final class CallException extends RuntimeException {
 
     /** Returns how far the call came, such as {@code NOT_DISPATCHED}. */
     public String stage() {
-        return error.getStage() == CallStage.UNRECOGNIZED
-                ? String.valueOf(error.getStageValue())
-                : error.getStage().name().replace("CALL_STAGE_", "");
+        return nameOf(error.getStage(), "CALL_STAGE_", error.getStageValue());
     }
 
     /** Whether the same call may be made again without running twice. */

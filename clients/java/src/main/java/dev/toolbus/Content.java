@@ -1,12 +1,7 @@
 package dev.toolbus;
 
 import com.google.protobuf.ByteString;
-import dev.toolbus.pb.AudioContent;
-import dev.toolbus.pb.ContentBlock;
-import dev.toolbus.pb.EmbeddedResource;
-import dev.toolbus.pb.ImageContent;
-import dev.toolbus.pb.ResourceLink;
-import dev.toolbus.pb.TextContent;
+import dev.toolbus.pb.*;
 
 /** Makes parts of content: what JSON cannot hold. */
 public final class Content {

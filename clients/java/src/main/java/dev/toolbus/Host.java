@@ -1,11 +1,6 @@
 package dev.toolbus;
 
-import dev.toolbus.pb.CatalogChange;
-import dev.toolbus.pb.ListRequest;
-import dev.toolbus.pb.ListResponse;
-import dev.toolbus.pb.ListedTool;
-import dev.toolbus.pb.Notification;
-import dev.toolbus.pb.Subscription;
+import dev.toolbus.pb.*;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.List;

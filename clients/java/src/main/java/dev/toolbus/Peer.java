@@ -1,9 +1,7 @@
 package dev.toolbus;
 
 import dev.toolbus.pb.*;
-import io.grpc.ClientCall;
-import io.grpc.Metadata;
-import io.grpc.Status;
+import io.grpc.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;

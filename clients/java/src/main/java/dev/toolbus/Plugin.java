@@ -1,14 +1,9 @@
 package dev.toolbus;
 
-import dev.toolbus.pb.RefusedTool;
-import dev.toolbus.pb.Tool;
-import dev.toolbus.pb.WaitingTool;
+import dev.toolbus.pb.*;
 import java.time.Duration;
 import java.util.*;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
+import java.util.concurrent.*;
 import sun.misc.Signal;
 import sun.misc.SignalHandler;
 

@@ -2,10 +2,7 @@ package dev.toolbus;
 
 import com.google.gson.JsonElement;
 import com.google.gson.JsonParseException;
-import dev.toolbus.pb.CallStage;
-import dev.toolbus.pb.ContentBlock;
-import dev.toolbus.pb.ErrorCode;
-import dev.toolbus.pb.ToolResult;
+import dev.toolbus.pb.*;
 import java.util.ArrayList;
 import java.util.List;
 

@@ -1,8 +1,6 @@
 package dev.toolbus;
 
-import com.google.gson.JsonArray;
-import com.google.gson.JsonElement;
-import com.google.gson.JsonObject;
+import com.google.gson.*;
 import dev.toolbus.pb.*;
 import java.time.Duration;
 import java.util.*;
@@ -11,19 +9,6 @@ import java.util.concurrent.atomic.AtomicInteger;
 
 /** A call, as its handler sees it. The handler's thread is interrupted when the call is cancelled. */
 public final class ToolScope {
-    /** Ends a run of a handler with questions; the handler runs again with the answers. */
-    static final class InputNeeded extends RuntimeException {
-        private static final long serialVersionUID = 1;
-        final String questions;
-        final String state;
-
-        InputNeeded(String questions, String state) {
-            super("the handler asks its caller, and runs again with the answers: do not catch this", null, false, false);
-            this.questions = questions;
-            this.state = state;
-        }
-    }
-
     final Link link;
     final AtomicInteger together; // how many calls of its message have no result yet
     final CompletableFuture<Void> over = new CompletableFuture<>();
@@ -158,7 +143,8 @@ public final class ToolScope {
             return known;
         }
         open.keySet().forEach(known::remove);
-        throw new InputNeeded(open.toString(), known.isEmpty() ? "" : Values.json(Map.of("answers", known)));
+        throw new Tools.Stop(ToolResult.newBuilder().setInputRequestsJson(open.toString())
+                .setRequestState(known.isEmpty() ? "" : Values.json(Map.of("answers", known))).build());
     }
 
     /** Tells whether an answer fits its question: callers can send anything. */

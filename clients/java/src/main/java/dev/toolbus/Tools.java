@@ -20,19 +20,25 @@ final class Tools {
             try {
                 arguments = Values.parse(json, type);
             } catch (JsonParseException | IllegalArgumentException problem) {
-                throw new Refusal(ERROR_CODE_INVALID_ARGUMENTS, "the arguments " + Values.shown(json)
+                throw new Stop(ERROR_CODE_INVALID_ARGUMENTS, "the arguments " + Values.shown(json)
                         + " are not what the tool takes: " + Values.why(problem));
             }
             return handler.handle(arguments, scope);
         }
     }
 
-    /** Why a handler was not run. */
-    private static final class Refusal extends RuntimeException {
+    /** Ends a handler with a result that is not of its own: its questions, after whose answers it runs again, or why it did not run. */
+    static final class Stop extends RuntimeException {
         private static final long serialVersionUID = 1;
+        final transient ToolResult result;
 
-        Refusal(ErrorCode code, String text) {
-            super(new CallException(code, CALL_STAGE_NOT_DISPATCHED, text));
+        Stop(ToolResult result) {
+            super("the handler asks its caller, and runs again with the answers: do not catch this", null, false, false);
+            this.result = result;
+        }
+
+        Stop(ErrorCode code, String text) {
+            this(new CallException(code, CALL_STAGE_NOT_DISPATCHED, text).result());
         }
     }
 
@@ -141,10 +147,10 @@ final class Tools {
             each = offered.get(call.getName());
         }
         if (each == null) {
-            throw new Refusal(ERROR_CODE_NOT_FOUND, "this plugin has no tool '" + call.getName() + "'");
+            throw new Stop(ERROR_CODE_NOT_FOUND, "this plugin has no tool '" + call.getName() + "'");
         }
         if (!json.stripLeading().startsWith("{")) {
-            throw new Refusal(ERROR_CODE_INVALID_ARGUMENTS, "the arguments must be a JSON object, they are " + Values.shown(json));
+            throw new Stop(ERROR_CODE_INVALID_ARGUMENTS, "the arguments must be a JSON object, they are " + Values.shown(json));
         }
         return each.run(json, scope);
     }
@@ -167,11 +173,8 @@ final class Tools {
         while ((problem instanceof CompletionException || problem instanceof ExecutionException) && problem.getCause() != null) {
             problem = problem.getCause();
         }
-        if (problem instanceof ToolScope.InputNeeded asked) {
-            return ToolResult.newBuilder().setInputRequestsJson(asked.questions).setRequestState(asked.state).build();
-        }
-        if (problem instanceof Refusal refusal) {
-            return ((CallException) refusal.getCause()).result();
+        if (problem instanceof Stop stop) {
+            return stop.result;
         }
         String reason = problem instanceof CallException named ? named.reason() : "";
         String message = problem.getMessage();

@@ -1,35 +1,24 @@
 package dev.toolbus;
 
-import com.google.gson.Gson;
-import com.google.gson.GsonBuilder;
-import com.google.gson.JsonElement;
-import com.google.gson.JsonNull;
-import com.google.gson.JsonObject;
-import com.google.gson.JsonParseException;
-import com.google.gson.JsonPrimitive;
-import com.google.gson.Strictness;
-import com.google.gson.ToNumberPolicy;
-import com.google.gson.TypeAdapter;
-import com.google.gson.TypeAdapterFactory;
+import com.google.gson.*;
 import com.google.gson.reflect.TypeToken;
-import com.google.gson.stream.JsonReader;
-import com.google.gson.stream.JsonToken;
-import com.google.gson.stream.JsonWriter;
+import com.google.gson.stream.*;
 import java.io.IOException;
-import java.lang.reflect.Method;
-import java.lang.reflect.ParameterizedType;
-import java.lang.reflect.Type;
-import java.util.Base64;
-import java.util.List;
-import java.util.Map;
-import java.util.Optional;
+import java.lang.reflect.*;
+import java.util.*;
 
 /** Turns values into JSON and back. Numbers keep their digits wherever a type can hold them. */
 final class Values {
     private static final int SHOWN = 80; // characters of a value in a message
     private static final Gson GSON = new GsonBuilder().setStrictness(Strictness.STRICT).disableHtmlEscaping().serializeNulls()
             .setObjectToNumberStrategy(ToNumberPolicy.LAZILY_PARSED_NUMBER)
-            .registerTypeAdapterFactory(factory(Values::adapterOf)).create();
+            .registerTypeAdapterFactory(new TypeAdapterFactory() {
+                @Override
+                @SuppressWarnings("unchecked")
+                public <T> TypeAdapter<T> create(Gson gson, TypeToken<T> type) {
+                    return (TypeAdapter<T>) adapterOf(gson, type, this);
+                }
+            }).create();
 
     private Values() {}
 
@@ -113,22 +102,8 @@ final class Values {
         return more < 0 ? text : text.substring(0, more);
     }
 
-    private interface Maker {
-        TypeAdapter<?> make(Gson gson, TypeToken<?> type, TypeAdapterFactory factory);
-    }
-
     private interface Reading<T> {
         T from(String text) throws ReflectiveOperationException;
-    }
-
-    @SuppressWarnings("unchecked")
-    private static TypeAdapterFactory factory(Maker maker) {
-        return new TypeAdapterFactory() {
-            @Override
-            public <T> TypeAdapter<T> create(Gson gson, TypeToken<T> type) {
-                return (TypeAdapter<T>) maker.make(gson, type, this);
-            }
-        };
     }
 
     private static TypeAdapter<?> adapterOf(Gson gson, TypeToken<?> type, TypeAdapterFactory factory) {
