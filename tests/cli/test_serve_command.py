@@ -173,6 +173,17 @@ def test_a_start_that_fails_leaves_the_garbage_collector_on() -> None:
     assert gc.isenabled()
 
 
+def test_a_disk_that_fills_during_the_start_is_an_error_text(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_960, resource.RLIM_INFINITY))"
+    program = f"{limit}; from toolbus.cli import main; main()"  # the file of the database fits, its log does not
+    command = [sys.executable, "-c", program, "serve", "--http", "off", "--grpc", "127.0.0.1:0", "--data-dir"]
+    ended = subprocess.run(
+        [*command, tmp_path / "data"], capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch(r"toolbus: .*cannot be (written|used).* another --data-dir\n", ended.stderr)
+
+
 def test_roles_come_from_flags(tmp_path: Path) -> None:
     with start_bus(tmp_path, "--grpc", "127.0.0.1:0", "--http", "off", "--role", "Yui", "--role", "Ran") as serving:
         address = address_of(serving)

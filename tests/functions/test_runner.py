@@ -17,7 +17,7 @@ import pytest
 
 from tests.functions.runner_cases import Color, run, spec
 from tests.support.waiting import WAIT_SECONDS, within
-from toolbus.errors import Code, Stage
+from toolbus.errors import Code, NotAudited, NotKept, Stage, ToolBusError
 from toolbus.functions.call_context import CallOptions
 from toolbus.functions.runner import run_handler
 from toolbus.protocol.tool import CallError, Result
@@ -164,6 +164,20 @@ async def test_an_error_of_several_tasks_names_each_of_them() -> None:
     assert two is not None
     assert two.reason == "ExceptionGroup"
     assert two.message.endswith(": LookupError: no city Osla; LookupError: no city Romo")
+
+
+@pytest.mark.parametrize("kind", [NotKept, NotAudited])
+async def test_a_full_disk_is_not_the_fault_of_the_tool_and_logs_no_traceback(
+    kind: type[ToolBusError], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def permit() -> None:
+        raise kind("the disk is full: make room")
+
+    error = (await run(permit)).error
+    assert error is not None
+    assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.ACCEPTED, False)
+    assert (error.reason, error.message) == (kind.__name__, f"{kind.__name__}: the disk is full: make room")
+    assert not caplog.records
 
 
 async def test_the_scope_fills_the_parameter_that_asks_for_it() -> None:

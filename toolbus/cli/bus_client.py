@@ -232,7 +232,7 @@ async def _with_host(
                 await asyncio.to_thread(_fail_if_wrong, address, credential)
             await asyncio.wait_for(ready, REPLY_SECONDS)
         except TimeoutError:
-            fail_without_bus(address, f"the server there did not answer within {REPLY_SECONDS:g} s")
+            raise host.unanswered(REPLY_SECONDS) from None
         finally:
             ready.cancel()
             log.setLevel(logging.NOTSET)

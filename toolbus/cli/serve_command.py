@@ -27,7 +27,7 @@ from toolbus.common.descriptors import raise_descriptor_limit
 from toolbus.common.log_limit import LineBudget
 from toolbus.common.setting import FLAG, Option, ValueKind
 from toolbus.common.text import clean_line, clean_lines, escape_unsafe
-from toolbus.errors import SetupError
+from toolbus.errors import NotKept, SetupError
 
 if TYPE_CHECKING:
     from toolbus.bus.config import Config
@@ -265,13 +265,9 @@ async def _serve(config: Config, as_json: bool) -> None:
         _fail_without_extra(missing)
 
     stopping, at_once = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (at_once if stopping.is_set() else stopping).set()
-
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, lambda: (at_once if stopping.is_set() else stopping).set())
     try:
         async with Bus(config) as bus:
             _print_ready(bus, as_json)
@@ -287,6 +283,8 @@ async def _serve(config: Config, as_json: bool) -> None:
             await wait_first(bus.drain(), at_once.wait())
     except SetupError as error:
         terminal.fail(str(error))
+    except NotKept as error:  # the disk was full before the bus was ready
+        terminal.fail(f"the data directory cannot be written ({error}): make room there, or use another --data-dir")
     if as_json:
         terminal.print_json({"event": "stopped"}, line=True)
 

@@ -32,7 +32,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from toolbus.common.text import repair_utf8, shorten
-from toolbus.errors import Code, RequestError, Stage
+from toolbus.errors import Code, NotAudited, NotKept, RequestError, Stage
 from toolbus.functions.conversion import WrittenNumber
 from toolbus.functions.reply import Err, Ok, Reply, dump_output, pictures_of
 from toolbus.functions.scope import InputNeeded, ToolScope
@@ -357,10 +357,11 @@ def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
         after = problem.retry_after
         error = CallError(Code.UNAVAILABLE, _cut(str(problem)), stage, retry_safe=safe, retry_after_seconds=after)
         return Result(scope.call_id, "null", is_error=True, error=error)
-    refuses = isinstance(problem, RequestError)  # the request is wrong, not the tool, and the text explains it
+    away = isinstance(problem, NotKept | NotAudited)  # the tool is not at fault: the disk, or what the buses share
+    refuses = away or isinstance(problem, RequestError)  # the text explains it
     level = logging.DEBUG if refuses else logging.WARNING
     log.log(level, "tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=None if refuses else raised)
-    return _error(scope, Code.TOOL, _sentence(problem), type(problem).__name__)
+    return _error(scope, Code.UNAVAILABLE if away else Code.TOOL, _sentence(problem), type(problem).__name__)
 
 
 def _sentence(problem: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from tests.faults.raw_peer import RawPeer
 from tests.parts.audit.chains import entries
 from tests.parts.audit.test_audit_writer import filled, full_disk
+from tests.support.processes import toolbus
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host, Plugin
 from toolbus.bus import Bus, Config
@@ -156,6 +158,10 @@ async def test_an_operator_s_act_is_refused_where_the_audit_is_required_and_the_
                 attach = wire.Attach(protocol_version=1, source="chat")
                 code, details = await peer.refused(wire.InvokeRequest(attach=attach))
                 assert (code, "this was not done" in details) == (grpc.StatusCode.UNAVAILABLE, True)
+            ended = await asyncio.to_thread(toolbus, "list", "--bus", bus.grpc_addresses[0])
+            assert (ended.returncode, "this was not done" in ended.stderr) == (3, True), (
+                "the bus is there, and says why"
+            )
             with pytest.raises(ToolBusError, match="this was not done"):
                 bus.permit("tools", "sun", [])
         assert (await bus.call("toolbus:role_add", {"role": "Yui"})).error is None

@@ -29,8 +29,10 @@ def test_the_buses_of_an_address_are_listed_and_one_that_is_away_is_an_error(
         assert shown.returncode == 1
         headings, away, live = shown.stdout.splitlines()
         names = ["bus", "state", "version", "round trip", "sessions", "tools", "settings", "only here"]
-        assert headings.split() == " ".join(names).split()
+        assert headings.split() == " ".join(names).upper().split()
         assert away.split()[:2] == [unused_address, "away"]
+        assert shown.stderr.startswith(f"toolbus: no bus answered at {unused_address} within 5 s (")
+        assert shown.stderr.count("\n") == 1
         assert live.split()[:2] == [with_plugin, "live"]
 
         # Other commands use the first bus that answers.

@@ -20,7 +20,7 @@ async def test_buses_metrics_and_health_tell_the_age(url: str) -> None:
         assert isinstance(ages[0], float)
         assert ages[1] is None
         shown = (await asyncio.to_thread(toolbus, "buses", "--bus", addresses)).stdout.splitlines()
-        assert "settings" in shown[0]
+        assert "SETTINGS" in shown[0]
         assert "s old" in shown[1]
         assert "own" in shown[2]
         async with httpx.AsyncClient(timeout=WAIT_SECONDS) as web:

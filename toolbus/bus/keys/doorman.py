@@ -147,8 +147,8 @@ class Doorman:
     async def _identify(self, authorization: str | None, certificate: bytes | None) -> Identity:
         if self.keys is None or (authorization is None and certificate is None):
             raise Unauthenticated(
-                "this address of the bus needs a key, and the request carries none: pass a credential "
-                "(TOOLBUS_CREDENTIAL=FILE, or credential=FILE), which an operator makes with `toolbus keys add NAME`"
+                "this address of the bus needs a key, and the request carries none: use the credential of "
+                "`toolbus keys add NAME` (TOOLBUS_CREDENTIAL=FILE; over HTTPS its token: Authorization: Bearer TOKEN)"
             )
         by_certificate = None
         if certificate is not None:

@@ -98,7 +98,8 @@ def prepared(path: Path, content: bytes) -> Iterator[Path]:
         with whole_file.prepared(path, content, _UNFINISHED) as complete:
             yield complete
     except OSError as error:
-        raise SetupError(f"{path} cannot be written: {error.strerror}: let this user write {path.parent}") from None
+        fix = f"let this user write {path.parent}, and see that its disk has room"
+        raise SetupError(f"{path} cannot be written: {error.strerror}: {fix}") from None
 
 
 def write_private(path: Path, content: bytes) -> None:

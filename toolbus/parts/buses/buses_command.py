@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -34,6 +35,7 @@ class BusRow:
     Attributes:
         state: ``live``, ``draining`` or ``away``.
         round_trip_ms: of a call; below 0 without an answer.
+        sessions: None: the key may not see them, or it is away.
         only_here: tools that no other of the buses has.
         settings_age: how many seconds ago it read the settings that it shares; None: it shares none.
         reason: why it is away; "" if it is not.
@@ -43,7 +45,7 @@ class BusRow:
     state: str = "away"
     version: str = ""
     round_trip_ms: float = -1.0
-    sessions: int = 0
+    sessions: int | None = None
     tools: int = 0
     only_here: list[str] | None = None
     settings_age: float | None = None
@@ -68,7 +70,12 @@ def buses(bus: BusOption = None, credential: CredentialOption = None, as_json: J
 
 async def _ask_all(addresses: list[str], credential: Any) -> list[BusRow]:
     rows = {address: BusRow(address) for address in addresses}
-    answers = await asyncio.gather(*(_ask(row, credential) for row in rows.values()))
+    log = logging.getLogger("toolbus.sdk")
+    log.setLevel(logging.CRITICAL)  # the reason of each bus is below the table
+    try:
+        answers = await asyncio.gather(*(_ask(row, credential) for row in rows.values()))
+    finally:
+        log.setLevel(logging.NOTSET)
     names = [frozenset(answer) for answer in answers]
     for row, own in zip(rows.values(), names, strict=True):
         others = frozenset[str]().union(*(each for each in names if each is not own))
@@ -81,8 +88,9 @@ async def _ask(row: BusRow, credential: Any) -> list[str]:
     from toolbus.errors import ToolBusError
     from toolbus.sdk import Host
 
+    host = Host(row.address, source=SOURCE, credential=credential)
     try:
-        async with Host(row.address, source=SOURCE, credential=credential) as host, asyncio.timeout(ANSWER_SECONDS):
+        async with host, asyncio.timeout(ANSWER_SECONDS):
             await host.ready()
             began = time.perf_counter()
             answer = await host.call("toolbus:digest", timeout=ANSWER_SECONDS)  # of the console, which a bus may lack
@@ -90,13 +98,13 @@ async def _ask(row: BusRow, credential: Any) -> list[str]:
             digest = {} if answer.is_error else answer.output
             listing = await host.list(timeout=ANSWER_SECONDS)
     except TimeoutError:
-        row.reason = f"no answer within {ANSWER_SECONDS:g} s"
+        row.reason = str(host.unanswered(ANSWER_SECONDS))
     except ToolBusError as error:
         row.reason = str(error)
     else:
         row.state = "draining" if digest.get("draining") else "live"
         row.version = str(digest.get("version", ""))
-        row.sessions = len(digest.get("sessions", ()))
+        row.sessions = len(digest["sessions"]) if "sessions" in digest else None
         row.settings_age = digest.get("bus", digest).get("settings_age")
         row.tools = len(listing)
         return [each.name for each in listing]
@@ -108,10 +116,13 @@ def _show(rows: list[BusRow]) -> None:
     for row in rows:
         only = row.only_here or []
         shown = ", ".join(only[:MAX_SHOWN]) + (f" and {len(only) - MAX_SHOWN} more" if len(only) > MAX_SHOWN else "")
-        trip = f"{row.round_trip_ms:.1f} ms" if row.round_trip_ms >= 0 else ""
-        answered = row.state != "away"
+        trip = f"{row.round_trip_ms:.1f} ms" if row.round_trip_ms >= 0 else "-"
+        sessions = "-" if row.sessions is None else str(row.sessions)
         age = "own" if row.settings_age is None else f"{row.settings_age:.0f} s old"
-        counts = (str(row.sessions), str(row.tools), age) if answered else ("", "", "")
-        cells.append((row.address, row.state, row.version, trip, *counts, shown if answered else row.reason))
-    headings = ("bus", "state", "version", "round trip", "sessions", "tools", "settings", "only here")
+        counts = (str(row.tools), age) if row.state != "away" else ("-", "-")
+        cells.append((row.address, row.state, row.version or "-", trip, sessions, *counts, shown))
+    headings = ("BUS", "STATE", "VERSION", "ROUND TRIP", "SESSIONS", "TOOLS", "SETTINGS", "ONLY HERE")
     terminal.print_table(headings, cells)
+    for row in rows:
+        if row.reason:
+            terminal.print_note(row.reason if row.address in row.reason else f"{row.address}: {row.reason}")

@@ -293,8 +293,8 @@ class PostgresDriver(Driver):
             self._lost(_why(error))
 
     def _refusal(self) -> str:
-        age = time.monotonic() - self._read_at
-        return f"{self}, which the buses share, is away since {age:.0f} s ({self._away}): do it again when it is back"
+        since = f"has been away for up to {time.monotonic() - self._read_at:.0f} s"
+        return f"{self}, which the buses share, {since} ({self._away}): do it again when it is back"
 
     def _do(self, purpose: str, act: Callable[[Connection], Coroutine[Any, Any, Result]], seconds: float) -> Result:
         """Does something over a connection; one that does not answer in time is given up."""

@@ -322,7 +322,8 @@ class OwnMounts:
         try:
             replace_file(self.path, json.dumps(document, ensure_ascii=False, indent=1).encode())
         except OSError as error:
-            raise SetupError(f"{self.path} cannot be written: {error.strerror}: let this user write it") from None
+            fix = "let this user write it, and see that its disk has room"
+            raise SetupError(f"{self.path} cannot be written: {error.strerror}: {fix}") from None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
