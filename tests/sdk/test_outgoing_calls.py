@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from toolbus.errors import Code, Stage
 from toolbus.functions.call_context import CallOptions
 from toolbus.protocol.session import Side
-from toolbus.protocol.tool import Progress, Result
+from toolbus.protocol.tool import CallError, Progress, Result
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -29,6 +30,9 @@ class Clock:
         self.due = (moment, function)
         return self
 
+    def call_later(self, seconds: float, function: Callable[..., None], *arguments: Any) -> Any:
+        return self.call_at(self.now + seconds, partial(function, *arguments))
+
     def cancel(self) -> None:
         self.due = None
 
@@ -41,13 +45,17 @@ class Clock:
 
 
 class Caller:
-    """A host with one call that the bus has."""
+    """A host with one call that the bus has.
 
-    def __init__(self) -> None:
+    Args:
+        room: how many calls the bus takes of it at once.
+    """
+
+    def __init__(self, room: int = 256) -> None:
         self.clock = Clock()
         self.calls = OutgoingCalls(self.clock, "127.0.0.1:1", "p")  # type: ignore[arg-type]
         self.session = PeerSession(Side.PEER, wire.InvokeRequest, self.clock.now)
-        self.session.open(256, 0)
+        self.session.open(room, 0)
         self.calls.opened(self.session, 1 << 20)
         self.results: list[Result] = []
         self.calls.begin(OutgoingCall("t", "{}", self._deliver, options=CallOptions(timeout=1.0)))
@@ -93,3 +101,27 @@ def test_a_call_whose_options_cannot_be_sent_ends_in_an_error_and_those_behind_i
     assert frame is not None
     assert [call.name for call in frame.calls] == ["t", "sound"]
     assert caller.session.pending.keys() == {caller.call_id, sound.call_id}
+
+
+def test_a_call_that_waited_for_room_until_its_time_was_over_is_not_sent() -> None:
+    caller = Caller(room=1)
+    caller.calls.begin(OutgoingCall("late", "{}", caller._deliver, options=CallOptions(timeout=1.0)))
+    caller.clock.now += 1.1  # the timer that ends it comes late
+    caller.calls.results(caller.session, [pb.ToolResult(call_id=caller.call_id, output_json="1")])
+    error = caller.results[1].error
+    assert error is not None
+    assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
+    assert not caller.session.pending
+
+
+def test_a_retry_that_comes_after_its_time_is_not_sent_and_ends_in_the_refusal() -> None:
+    caller = Caller()
+    refusal = CallError(Code.OVERLOADED, "the tool is full", Stage.NOT_DISPATCHED, retry_safe=True)
+    caller.calls.results(caller.session, [Result(caller.call_id, is_error=True, error=refusal).to_wire()])
+    assert not caller.results, "it pauses"
+    caller.clock.fire(late=2.0)
+    (result,) = caller.results
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == (Code.OVERLOADED, "the tool is full")
+    assert (result.error.stage, result.error.retry_safe) == (Stage.NOT_DISPATCHED, True)
+    assert not caller.session.pending

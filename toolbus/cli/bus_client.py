@@ -119,11 +119,8 @@ def check_listening(address: BusAddress) -> bool:
 
 def fail_without_bus(address: BusAddress, reason: str) -> NoReturn:
     """Ends the command: no bus answers at the address."""
-    terminal.fail(
-        f"no bus at {address} ({reason.rstrip('.')}): start one with `toolbus serve`, or set its address with "
-        "--bus or TOOLBUS_ADDRESS",
-        terminal.NO_BUS,
-    )
+    fix = "start one with `toolbus serve`, or set its address with --bus or TOOLBUS_ADDRESS"
+    terminal.fail(f"no bus at {address} ({reason.rstrip('.')}): {fix}", terminal.NO_BUS)
 
 
 def query(bus: BusTarget, request: Callable[[grpc.Channel, Metadata], Reply]) -> Reply:

@@ -340,6 +340,12 @@ class OutgoingCalls:
         pending = session.pending
         if len(pending) >= session.max_in_flight:
             return False
+        if (left := out.timeout) and (left := self._time_left(out, left)) <= 0.0:  # sent without time it could run
+            if out.last_refusal is not None:
+                out.finish(out.last_refusal)
+            text = f"the call of {out.name!r} waited in this program until its timeout ended: make fewer at once"
+            out.fail(Code.UNAVAILABLE, text, Stage.NOT_DISPATCHED, retry_safe=True)
+            return True
         size = len(out.arguments_json) + OVERHEAD
         options = out.options
         if options.context is not None:
@@ -357,8 +363,8 @@ class OutgoingCalls:
         call.arguments_json = out.arguments_json
         if options is not NO_OPTIONS:
             try:
-                if out.timeout is not None:
-                    call.timeout_seconds = self._time_left(out, out.timeout)
+                if left:
+                    call.timeout_seconds = left
                 options.fill(call)
             except (TypeError, ValueError) as problem:  # not only this call: it would break its whole message
                 outbox.recall(outbox.opened, call_id)
@@ -374,7 +380,7 @@ class OutgoingCalls:
     def _time_left(self, out: OutgoingCall, timeout: float) -> float:
         """Returns the timeout for the message: the caller's, without the time that the call has waited."""
         waited = self._loop.time() - out.started_at
-        return timeout if waited < 0.005 else max(timeout - waited, 0.001)
+        return timeout if waited < 0.005 else timeout - waited
 
     def _too_large(self, session: PeerSession, out: OutgoingCall) -> bool:
         """Ends a call that breaks a limit of the bus, which could end the stream; returns whether it did."""
@@ -407,11 +413,8 @@ class OutgoingCalls:
         if self._loop.time() + pause >= out.soft_deadline:
             return False
         out.attempts += 1
-        if (
-            out.last_refusal is None
-            or out.last_refusal.error is None
-            or refusal.error.stage >= out.last_refusal.error.stage
-        ):
+        last = out.last_refusal.error if out.last_refusal is not None else None
+        if last is None or refusal.error.stage >= last.stage:
             out.last_refusal = refusal
         self._pausing.add(out)
         self._loop.call_later(pause, self._retry, out)
