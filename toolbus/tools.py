@@ -7,10 +7,4 @@ from toolbus.functions.tool_spec import ToolDefinition
 from toolbus.parts.moving.registry.tool_registry import ToolRegistry, load_tools, reload_tools
 from toolbus.parts.tasks import TaskManager
 
-__all__ = [
-    "ToolRegistry",
-    "ToolDefinition",
-    "TaskManager",
-    "load_tools",
-    "reload_tools",
-]
+__all__ = ["ToolRegistry", "ToolDefinition", "TaskManager", "load_tools", "reload_tools"]

@@ -152,11 +152,7 @@ class ClientHandshake:
     """
 
     def __init__(
-        self,
-        settings: ConnectionSettings,
-        delegate: Delegate,
-        loop: asyncio.AbstractEventLoop,
-        changes: ChangeSignal,
+        self, settings: ConnectionSettings, delegate: Delegate, loop: asyncio.AbstractEventLoop, changes: ChangeSignal
     ) -> None:
         self.refusals: tuple[str, ...] = ()
         self._settings = settings

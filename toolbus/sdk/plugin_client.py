@@ -207,12 +207,7 @@ class PluginDelegate(Delegate):
     """
 
     def __init__(
-        self,
-        tools: ToolSet,
-        permissions: Permissions,
-        standing: Standing,
-        hooks: Hooks,
-        operations: Mapping[str, str],
+        self, tools: ToolSet, permissions: Permissions, standing: Standing, hooks: Hooks, operations: Mapping[str, str]
     ) -> None:
         self.declare: Callable[[], object] | None = None
         self._tools = tools

@@ -40,10 +40,7 @@ class Quota:
     """
 
     def __init__(
-        self,
-        rate: float | None = None,
-        in_flight_limit: int | None = None,
-        burst_seconds: float = BURST_SECONDS,
+        self, rate: float | None = None, in_flight_limit: int | None = None, burst_seconds: float = BURST_SECONDS
     ) -> None:
         self.callers: WeakSet[HasCalls] = WeakSet()
         self._burst_seconds = burst_seconds

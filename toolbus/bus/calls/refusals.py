@@ -179,8 +179,7 @@ def clamped_timeout(timeout: float, longest: float) -> float:
     if timeout > 0.0:
         return min(timeout, longest)
     raise Refused(
-        Code.INVALID_ARGUMENTS,
-        f"timeout_seconds is {timeout:g}: use more than 0, or 0 for the tool's own timeout",
+        Code.INVALID_ARGUMENTS, f"timeout_seconds is {timeout:g}: use more than 0, or 0 for the tool's own timeout"
     )
 
 

@@ -52,13 +52,7 @@ class AccessGuard:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        max_bytes: int,
-        neighbours: Neighbours,
-        remote: RemoteAccess,
-        audit: Audit,
-        seams: Seams,
+        self, app: ASGIApp, max_bytes: int, neighbours: Neighbours, remote: RemoteAccess, audit: Audit, seams: Seams
     ) -> None:
         self._seams = seams
         self._app = app

@@ -26,12 +26,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from toolbus.bus.access.identity import Principal
-from toolbus.bus.gateway import (
-    call_routes,
-    catalog_event_routes,
-    notification_routes,
-    tool_routes,
-)
+from toolbus.bus.gateway import call_routes, catalog_event_routes, notification_routes, tool_routes
 from toolbus.bus.gateway.access import AccessGuard, Admission
 from toolbus.bus.gateway.call_routes import PlainRequests
 from toolbus.bus.gateway.gateway_parts import IDENTITY, SCOPE_KEY, SOURCE, GatewayParts, parts_of
@@ -115,12 +110,7 @@ def application(parts: GatewayParts) -> ASGIApp:
     core = parts.core
     limit = core.config.limits.http_body_bytes
     guarded: ASGIApp = AccessGuard(
-        Admission(serve),
-        limit,
-        core.sessions.neighbours,
-        parts.remote,
-        core.audit,
-        core.calls.dispatcher.seams,
+        Admission(serve), limit, core.sessions.neighbours, parts.remote, core.audit, core.calls.dispatcher.seams
     )
     for layer in core.rooms.providers(HttpLayer):
         guarded = layer.around(guarded)

@@ -63,11 +63,7 @@ NOT_REGISTERED, NOT_RUNNING = "TOOL_NOT_REGISTERED", "PLUGIN_NOT_RUNNING"
 NOT_THERE = {NOT_REGISTERED, NOT_RUNNING}  # errors of a plugin host, not of the tool
 
 # REST-50: the plugin host's error for a call that did not reach its tool, or did not come back.
-_HOST_ERRORS = {
-    Code.NOT_FOUND: NOT_REGISTERED,
-    Code.UNAVAILABLE: NOT_RUNNING,
-    Code.DEADLINE_EXCEEDED: "TOOL_TIMEOUT",
-}
+_HOST_ERRORS = {Code.NOT_FOUND: NOT_REGISTERED, Code.UNAVAILABLE: NOT_RUNNING, Code.DEADLINE_EXCEEDED: "TOOL_TIMEOUT"}
 
 
 def callback_body(name: str, arguments_json: str, call_id: str) -> bytes:

@@ -93,10 +93,7 @@ class CallbackRequest:
         try:
             protocol = connection.protocol
             protocol.set_response_params(
-                read_until_eof=True,
-                auto_decompress=False,
-                max_line_size=MAX_HEAD_BYTES,
-                max_field_size=MAX_HEAD_BYTES,
+                read_until_eof=True, auto_decompress=False, max_line_size=MAX_HEAD_BYTES, max_field_size=MAX_HEAD_BYTES
             )
             transport = protocol.transport
             if transport is None or transport.is_closing():

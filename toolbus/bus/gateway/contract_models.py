@@ -71,13 +71,9 @@ def _check_utf8(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_check_utf8)]
 RoleName = Annotated[Text | None, Field(description='One role; null and "" mean all of them.', examples=[None])]
-UserId = Annotated[
-    str,
-    Field(max_length=MAX_USER, description="For which user; empty: for calls that name none."),
-]
+UserId = Annotated[str, Field(max_length=MAX_USER, description="For which user; empty: for calls that name none.")]
 Level = Annotated[
-    int,
-    Field(ge=0, le=MAX_LEVEL, description="The user's access level; tools that ask for more are not shown."),
+    int, Field(ge=0, le=MAX_LEVEL, description="The user's access level; tools that ask for more are not shown.")
 ]
 
 
@@ -106,7 +102,7 @@ class RegisterBody(BaseModel):
                     "timeout_seconds": 30,
                 }
             ]
-        },
+        }
     )
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME, description="What the model calls it.")]
@@ -280,9 +276,7 @@ class InvokeBody(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={
-            "examples": [{"name": "get_weather", "arguments": {"city": "Oslo"}, "timeout_seconds": 10}],
-        },
+        json_schema_extra={"examples": [{"name": "get_weather", "arguments": {"city": "Oslo"}, "timeout_seconds": 10}]},
     )
 
     name: Annotated[str, Field(min_length=1, description="The tool's listed name.")]

@@ -197,12 +197,7 @@ class Grants:
         """Takes a permission from a source. Its sessions stay and are notified; ``tools`` withdraws its tools.
 
         Returns:
-            How many tools were withdrawn, each counted once per role.
-
-        Raises:
-            InvalidRequest: the permission does not exist, or the source cannot offer tools.
-            NotKept: it is in force, but could not be persisted.
-            NotAudited: the audit could not be written, so nothing was changed.
+            How many tools were withdrawn, each counted once per role; raises as `grant`.
         """
         self._check(source, permission)
         with self._audit.operation("revoke", principal, target=source, why=permission):
