@@ -292,6 +292,21 @@ async def test_a_request_is_decoded_only_once_its_sender_is_known(house: House, 
         assert ("the request cannot be decoded: " in (refused.value.details() or "")) is knows
 
 
+@pytest.mark.parametrize("knows", [True, False], ids=["with a key", "without a key"])
+async def test_a_sender_is_judged_before_anything_of_its_request_has_come(house: House, knows: bool) -> None:
+    chat = house.keys.add("chat", template("host", "chat"))
+    async with house.channel(chat, certificate=False) as channel:
+        call: Any = channel.stream_unary("/toolbus.v1.ToolBusService/Register", None, None)
+        call = call(metadata=bearer(chat) if knows else ())
+        if knows:
+            await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await within(call)
+        codes = grpc.StatusCode
+        assert refused.value.code() is (codes.INVALID_ARGUMENT if knows else codes.UNAUTHENTICATED)
+        assert ("the RPC has no request" in (refused.value.details() or "")) is knows
+
+
 async def _life_of(channel: grpc.aio.Channel, metadata: Any) -> tuple[bool, grpc.aio.AioRpcError]:
     """Attaches; returns whether that succeeded, and what ended the stream."""
     was_attached = False

@@ -11,7 +11,7 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
 import grpc
@@ -199,16 +199,16 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
 
     def _put_behind_door(self, handler: Any, method: str) -> Any:
         kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-        serve, is_probe, decode = getattr(handler, kind), method in _FOR_PROBES, handler.request_deserializer
+        serve, is_probe = getattr(handler, kind), method in _FOR_PROBES
 
         async def enter(request: Any, context: Context) -> Any:
-            """Returns the request. It is decoded once its sender is known, since it may take many times its bytes."""
-            try:
-                request = decode(request) if is_probe else request
-                await pass_door(is_probe and not request.service, context)
-                return request if is_probe or handler.request_streaming else decode(request)
-            except DecodeError as error:
-                await end_rpc(context, "INVALID_ARGUMENT", f"the request cannot be decoded: {error}")
+            """Returns the request. It is read once its sender is known, since it may take many times its bytes.
+
+            So grpcio serves each RPC as one with a stream of requests: of any other it reads the request first.
+            """
+            request = await read_only_request(context) if is_probe else request
+            await pass_door(is_probe and not request.service, context)
+            return request if is_probe or handler.request_streaming else await read_only_request(context)
 
         async def pass_door(is_open: bool, context: Context) -> None:
             watches = handler.response_streaming
@@ -252,10 +252,20 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                 del request, context
                 raise _without_frames(ended) from None
 
-        changed: dict[str, Any] = {kind: generate if handler.response_streaming else respond}
-        if not handler.request_streaming:
-            changed["request_deserializer"] = None
+        changed: dict[str, Any] = {**dict.fromkeys(_KINDS), "request_streaming": True}
+        changed |= {"stream_stream": generate} if handler.response_streaming else {"stream_unary": respond}
         return handler._replace(**changed)
+
+
+async def read_only_request(context: Context) -> Any:
+    """Returns the request of an RPC that has one; ends an RPC without one that can be decoded."""
+    try:
+        request = await context.read()
+    except DecodeError as error:
+        await end_rpc(context, "INVALID_ARGUMENT", f"the request cannot be decoded: {error}")
+    if request is grpc.aio.EOF:  # type: ignore[attr-defined]  # the published stubs lag
+        await end_rpc(context, "INVALID_ARGUMENT", "the RPC has no request: send one message")
+    return request
 
 
 def _without_frames(ended: grpc.aio.AbortError) -> grpc.aio.AbortError:
@@ -268,6 +278,6 @@ def _without_frames(ended: grpc.aio.AbortError) -> grpc.aio.AbortError:
     return ended.with_traceback(None)
 
 
-async def end_rpc(context: Context, status: str, text: str) -> None:
+async def end_rpc(context: Context, status: str, text: str) -> NoReturn:
     """Ends an RPC with a status by its name; raises what ends its handler."""
     await context.abort(grpc.StatusCode[status], status_text(text))
