@@ -699,7 +699,7 @@ class Dispatcher:
             if call.trace is not None and not call.accepted:
                 call.trace.first_sign = now
             call.accepted = True
-            largest = min(self._limits.result_bytes, call.caller.max_item_bytes)
+            largest = self.largest_result(call)
             if message.ByteSize() > largest:  # as with a result: a larger frame would end every call of the caller
                 name, size = call.entry.name, message.ByteSize()
                 text = f"tool {name!r} sent progress of {size} bytes, more than {largest}: ask for less"
@@ -710,6 +710,10 @@ class Dispatcher:
             if idle:
                 call.idle_deadline = now + idle
             call.caller.progress(call.call_id, message)
+
+    def largest_result(self, call: Call) -> int:
+        """Returns how many bytes of a result its caller may get."""
+        return min(self._limits.result_bytes, call.caller.max_item_bytes)
 
     def _tripwire_for(self, handler: Handler) -> SecretCheck | None:
         """Returns what checks the results of a handler; None where its source is trusted."""

@@ -61,6 +61,30 @@ def test_structured_output_is_the_output_and_its_own_text_is_not_kept_beside_it(
     assert write_content(other, other.output_json) == [TEXT]
 
 
+LONG = "x" * 600
+
+
+@pytest.mark.parametrize(
+    ("output", "texts", "stays"),
+    [
+        ({"result": LONG}, [LONG], False),
+        ({"result": [LONG, 1, {"a": 2}]}, [LONG, "1", '{\n"a": 2}'], False),
+        ([LONG], [LONG], False),
+        (None, [LONG, LONG], False),
+        ({"result": LONG}, ["y" * 600], True),
+        ({"result": LONG, "more": 1}, [LONG], True),
+        ({"result": [LONG, None]}, [LONG, "no JSON"], True),
+    ],
+)
+def test_texts_that_repeat_an_output_stay_only_where_there_is_room(output: Any, texts: list[str], stays: bool) -> None:
+    content = [*({"type": "text", "text": text} for text in texts), IMAGE]
+    answer = {"content": content, "structuredContent": output}
+    for max_bytes, whole in ((10_000, True), (1_000, stays)):
+        result = read_result(answer, max_bytes)
+        assert [write_block(block) for block in result.content] == (content if whole else [IMAGE])
+        assert result.output == ("\n".join(texts) if output is None else output)
+
+
 def test_a_broken_block_becomes_a_text_and_its_neighbours_stay() -> None:
     result = read_result({"content": [TEXT, {"type": "video"}, {"type": "image", "data": "?"}, "x"]})
     assert [block.text.text[:20] for block in result.content] == [

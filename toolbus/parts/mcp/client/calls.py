@@ -329,7 +329,7 @@ class MountHandler:
             if answer.get("isError") is True and self._repeats_older(sent, call, text_of(answer)):
                 self._sent.pop(call.id, None)
                 return
-            result = read_answer(self._fitting(call, answer))
+            result = read_answer(self._fitting(call, answer), self._dispatcher.largest_result(call))
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as fault:
             result = unreadable(call, fault)
         self._sent.pop(call.id, None)
@@ -732,14 +732,14 @@ def write_trace(trace: Trace) -> bytes:
     return dump_json({name: value for name, value in fields.items() if value}).encode()
 
 
-def read_answer(answer: Mapping[str, Any]) -> pb.ToolResult:
+def read_answer(answer: Mapping[str, Any], max_bytes: int) -> pb.ToolResult:
     """Returns an answer to `tools/call` as a result: complete, or with questions.
 
     Raises:
         ValueError, TypeError, RecursionError: it breaks the protocol.
     """
     if answer.get("resultType") != "input_required":
-        return content.read_result(answer).to_wire()
+        return content.read_result(answer, max_bytes).to_wire()
     return pb.ToolResult(
         input_requests_json=dump_json(answer.get("inputRequests") or {}),
         request_state=str(answer.get("requestState") or ""),

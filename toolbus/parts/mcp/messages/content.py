@@ -9,7 +9,8 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -119,12 +120,16 @@ def _given(**values: str) -> Json:
 # -- from a mounted server -----------------------------------------------------------------------------------------
 
 
-def read_result(answer: Mapping[str, Any]) -> Result:
+def read_result(answer: Mapping[str, Any], max_bytes: int = sys.maxsize) -> Result:
     """Returns an answer to `tools/call` (`content`, `structuredContent`, `isError`) as a result of the bus.
 
     The output is `structuredContent`, or the joined text of the text blocks. A block that only repeats it is left out.
     A block that cannot be read becomes a text that says so, with its own text; the others stay. A text in place of a
     block, and a text or one block in place of the list, are read as what is meant.
+
+    Args:
+        max_bytes: above it also the texts are left out that are parts of the output, as servers of the official SDKs
+            return each output twice. Below they stay, since a text without a wrapper is what models read best.
     """
     content = answer.get("content")
     entries = content if isinstance(content, (list, tuple)) else () if content is None else (content,)
@@ -136,25 +141,39 @@ def read_result(answer: Mapping[str, Any]) -> Result:
         output = dump_json(structured)
     else:
         output = dump_json(joined) if texts else "null"
-    if len(blocks) == 1 and texts and not blocks[0].annotations_json and _repeats(joined, structured):
+    repeats = len(blocks) == 1 and texts and not blocks[0].annotations_json
+    if repeats and (structured is None or _is_text_of(joined, structured)):
         blocks = []
     others = [each for each in blocks if each.WhichOneof("kind") in _SINCE]
     if others and len(texts) == 1 and structured is None and joined == _in_words(others):  # as `write_content` adds it
         blocks, output = others, "null"
+    if len(output) + sum(block.ByteSize() for block in blocks) > max_bytes:
+        plain = [block.text.text for block in blocks if _is_plain(block)]
+        if structured is None or _are_parts(plain, structured):
+            blocks = [block for block in blocks if not _is_plain(block)]
     if answer.get("isError") is True:
         error = CallError(Code.TOOL, joined or _FAILED, Stage.ACCEPTED)
         return Result("", "null" if structured is None else output, True, error, tuple(blocks))
     return Result("", output, content=tuple(blocks))
 
 
-def _repeats(text: str, structured: Any) -> bool:
-    """Tells whether a text is the same as the output."""
-    if structured is None:
-        return True
+def _is_text_of(text: str, value: Any) -> bool:
     try:
-        return bool(json.loads(text) == structured)
+        return text == value or bool(json.loads(text) == value)
     except (ValueError, RecursionError):
         return False
+
+
+def _is_plain(block: pb.ContentBlock) -> bool:
+    return block.WhichOneof("kind") == "text" and not block.annotations_json
+
+
+def _are_parts(texts: Sequence[str], structured: Any) -> bool:
+    """Tells whether texts are an output or its only member: all of it, or the items of its list."""
+    is_wrapper = isinstance(structured, dict) and len(structured) == 1
+    values = [structured, *structured.values()] if is_wrapper else [structured]
+    lists = [parts for value in values for parts in ([value], value) if isinstance(parts, list)]
+    return any(len(parts) == len(texts) and all(map(_is_text_of, texts, parts)) for parts in lists)
 
 
 def _read_or_explain(block: Any) -> pb.ContentBlock:
