@@ -40,7 +40,7 @@ def test_a_late_tick_is_a_stall_that_began_at_the_last_one_and_settles_at_the_se
     clocks.now += 30.0
     clocks.watch.tick()
     assert (clocks.seen, clocks.watch.unsettled, clocks.watch.suspended) == (["stall"], True, False)
-    assert (clocks.watch.since, clocks.watch.age) == (1_002.0, 30.0)
+    assert clocks.watch.since == 1_002.0
     clocks.run(0.5)
     assert clocks.watch.unsettled
     clocks.run(0.5)

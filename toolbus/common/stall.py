@@ -64,11 +64,6 @@ class StallWatch:
     def __repr__(self) -> str:
         return f"<StallWatch due={self.due:.1f}{' unsettled' if self.unsettled else ''}>"
 
-    @property
-    def age(self) -> float:
-        """How old a message that is read now can be at most, in seconds."""
-        return self.clock() - self.since
-
     def listen(self, on_stall: Callable[[], None], on_settled: Callable[[], None]) -> None:
         """Adds functions to call when a stall is noticed, and when all messages that arrived in it have been read."""
         self._on_stall.append(on_stall)

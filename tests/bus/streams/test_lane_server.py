@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,15 +22,18 @@ import pytest
 
 from lab.stage import free_ports
 from tests.support.waiting import WAIT_SECONDS, until, within
+from tests.support.waiting_messages import budgets_of, waits
 from toolbus.bus import Bus
 from toolbus.bus.access.budgets import MANY_TOOLS
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.config import Config
-from toolbus.bus.streams.lane_server import LaneServer
+from toolbus.bus.streams.lane_server import OPEN_BYTES, LaneServer
 from toolbus.bus.streams.listeners import scopes_sockets
+from toolbus.errors import Code
 from toolbus.functions.tool_spec import llm_tool, spec_of
 from toolbus.protocol.lane import HEADER, MESSAGE_ITEMS, FrameKind, lane_names
 from toolbus.protocol.limits import Limits, Timings
+from toolbus.testing import PATIENT
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -227,6 +231,31 @@ async def test_a_message_above_the_limit_ends_the_stream_before_it_has_come() ->
         code, text = await peer.status()
         assert (code, "10001" in text, "message_bytes = 10000" in text) == ("RESOURCE_EXHAUSTED", True, True)
         await until(lambda: not bus.core.sessions.presence.sessions, "the session to end")
+
+
+async def test_a_connection_takes_no_more_than_the_name_of_an_rpc_before_its_peer_is_judged() -> None:
+    async with bus_with() as bus, peer_of(bus) as peer:
+        peer.writer.write(HEADER.pack(OPEN_BYTES + 1, FrameKind.OPEN))
+        assert (await peer.status())[0] == "RESOURCE_EXHAUSTED"
+
+
+async def test_a_peer_that_ends_while_its_message_waits_fails_its_calls_at_once() -> None:
+    quiet = replace(PATIENT, busy_heartbeat_seconds=3_600.0, idle_heartbeat_seconds=3_600.0)  # that no write finds out
+    async with bus_with(quiet, guarded=("raw",)) as bus, peer_of(bus) as peer:
+        peer.attach("raw", "one", token="t")
+        await peer.attached()
+        calls = [asyncio.create_task(bus.call("one")) for _ in range(2)]
+        sent = (await peer.response()).calls
+        assert len(sent) == len(calls)
+        async with budgets_of(bus).share.turn("another"):  # so that everything waits
+            for each in sent:
+                peer.message(progress=[pb.ToolProgress(call_id=each.call_id)])
+            await peer.writer.drain()
+            await until(lambda: waits(bus, "raw"), "a message to wait")
+            peer.writer.close()
+            errors = [(await within(call)).error for call in calls]
+            assert [error and error.code for error in errors] == [Code.UNAVAILABLE] * 2
+            await until(lambda: not waits(bus, "raw"), "the memory of its message")
 
 
 async def test_a_session_is_freed_with_its_end_and_not_by_the_next_garbage_collection() -> None:

@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -17,8 +18,9 @@ import pytest
 from aiohttp import web
 
 from tests.bus.gateway.misbehaving import offer
-from tests.faults.raw_peer import RawPeer, tool
+from tests.faults.raw_peer import RawPeer, opening, tool
 from tests.support.waiting import WAIT_SECONDS, until, within
+from tests.support.waiting_messages import budgets_of, waits
 from toolbus.bus import Bus
 from toolbus.bus.access.budgets import MANY_TOOLS, OWN, Declaring
 from toolbus.bus.access.identity import Principal
@@ -29,6 +31,7 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.callback import BYTE_SECONDS
 from toolbus.bus.gateway.callback_messages import LARGE_BODY
+from toolbus.bus.streams.invoke_stream import LATE_SECONDS
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import DEFAULT_RECEIVE_BYTES, TEXT_BYTES
 from toolbus.errors import Code, InvalidTool, LimitExceeded
@@ -48,7 +51,7 @@ from toolbus.parts.budgets.loop_share import LoopShare
 from toolbus.parts.tripwire import tripwire
 from toolbus.protocol.limits import KIB, MIB, Limits
 from toolbus.protocol.session import MAX_ITEMS
-from toolbus.testing import running_bus
+from toolbus.testing import PATIENT, running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -131,6 +134,25 @@ async def test_a_schema_that_is_too_dear_for_a_guarded_source_is_refused_before_
         (refused,) = attached.refused
         assert refused.name == "dear"
         assert says in refused.error
+
+
+@pytest.mark.parametrize(
+    ("source", "token", "says"),
+    [
+        ("dropin", "", "carries no token"),
+        ("own", "t", "is not guarded"),
+        ("dropin:one", "other", "is bound to a token"),
+    ],
+)
+async def test_tools_of_a_peer_that_may_not_attach_are_not_read(
+    source: str, token: str, says: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with RawPeer(await bus.dropin_address()) as first, RawPeer(await bus.dropin_address()) as peer:
+        await first.attach("dropin:one", tool("a"), token="t")
+        read = list[str]()
+        monkeypatch.setattr(declarations, "read_tool", lambda message, *_, **options: read.append(message.name))
+        status, text = await peer.refused(opening(source, tool("b"), token=token))
+        assert (status, says in text, read) == (grpc.StatusCode.PERMISSION_DENIED, True, []), text
 
 
 class Account:
@@ -553,10 +575,8 @@ async def test_requests_and_frames_that_would_wait_beyond_the_bound_are_refused_
     async with running_bus(limits=Limits(held_bytes_per_source=MIB)) as bus, AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(RawPeer(await bus.dropin_address())) for _ in range(4)]
         ids = [(await peer.attach("dropin", token="t")).session_id for peer in peers]
-        budgets = bus.core.calls.dispatcher.seams.budgets
-        assert isinstance(budgets, PeerBudgets)
         large = [pb.ToolResult(call_id="not in flight", output_json="x" * 400_000)]
-        async with budgets.share.turn("another"):  # so that everything waits
+        async with budgets_of(bus).share.turn("another"):  # so that everything waits
             await asyncio.gather(*(peer.send(results=large) for peer in peers[:3]))
             await until(lambda: any(peer.code for peer in peers[:3]), "the end of the stream that would wait too")
             (ended,) = (peer for peer in peers if peer.code)
@@ -569,3 +589,43 @@ async def test_requests_and_frames_that_would_wait_beyond_the_bound_are_refused_
             await peers[3].send(calls=[pb.ToolCall()] * (MAX_ITEMS + 1))
             assert (await peers[3].ended())[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert not [peer for peer in peers[:3] if peer is not ended and peer.code]
+
+
+async def test_a_call_that_its_caller_gave_up_while_it_waited_does_not_run() -> None:
+    async with running_bus() as bus, RawPeer(await bus.dropin_address()) as peer:
+        ran = list[int]()
+
+        @bus.tool
+        def note(number: int) -> None:
+            ran.append(number)
+
+        await peer.attach("dropin", token="t")
+        async with budgets_of(bus).share.turn("another"):  # so that everything waits
+            calls = [
+                pb.ToolCall(call_id=str(each), name="note", arguments_json=f'{{"number":{each}}}') for each in (1, 2)
+            ]
+            await peer.send(calls=calls)
+            await until(lambda: waits(bus, "dropin"), "the calls to wait")
+            await peer.send(cancels=[pb.ToolCancel(call_id="1")])
+            await asyncio.sleep(LATE_SECONDS + 0.1)
+        await until(lambda: len(peer.results) == 2, "both results")
+        assert ran == [2]
+        assert {each.call_id: Code(each.error.code) for each in peer.results} == {
+            "1": Code.CANCELLED,
+            "2": Code.UNSPECIFIED,
+        }
+
+
+async def test_a_peer_is_not_taken_for_hung_while_its_message_waits() -> None:
+    timings = replace(PATIENT, tick_seconds=0.01, busy_heartbeat_seconds=0.02, idle_heartbeat_seconds=0.02)
+    async with running_bus(timings=timings) as bus, RawPeer(await bus.dropin_address()) as peer:
+        await peer.attach("dropin", tool("t"), token="t")
+        calling = asyncio.create_task(bus.call("t"))
+        await until(lambda: peer.calls, "the call")
+        async with budgets_of(bus).share.turn("another"):  # so that everything waits
+            await peer.send(progress=[pb.ToolProgress(call_id=peer.calls[0].call_id)])
+            await until(lambda: waits(bus, "dropin"), "the message to wait")
+            before = peer.heartbeats
+            await until(lambda: calling.done() or peer.heartbeats > before + 2 * timings.missed_heartbeats_gone)
+        await peer.send(results=[pb.ToolResult(call_id=peer.calls[0].call_id, output_json="1")])
+        assert (await within(calling)).output == 1

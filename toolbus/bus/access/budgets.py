@@ -36,13 +36,19 @@ class Budgets:
     """Lets each peer use what it wants; the part `budgets` bounds it."""
 
     async def take(
-        self, sender: Principal | None, calls: Mapping[str, Any], frame: wire.InvokeRequest, receive: Receive
+        self,
+        sender: Principal | None,
+        calls: Mapping[str, Any],
+        frame: wire.InvokeRequest,
+        receive: Receive,
+        reads: Callable[[wire.InvokeRequest], bool] = lambda frame: True,
     ) -> None:
         """Handles a message when it is the turn of its account.
 
         Args:
             sender: whose it is; None: an own program's.
             calls: that it may answer, by their ids.
+            reads: tells whether its tools need be read: not those of a peer that may not attach.
 
         Raises:
             LimitExceeded: too many of the account's messages wait.

@@ -15,9 +15,10 @@ import stat
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -173,7 +174,7 @@ class ToolBusService:
         stalls.listen(self._stalled, self._settled)
         outboxes = HeldOutboxes(lambda after, do: asyncio.get_running_loop().call_later(after, do))
         budget = HeldBudget(limits.held_bytes)
-        self._shared = SharedParts(presence, dispatcher, self._attach, stalls, budget, outboxes)
+        self._shared = SharedParts(presence, dispatcher, self._check, stalls, budget, outboxes)
         self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
         self._streams_of: Counter[str] = Counter()  # how many of them each identity has
 
@@ -217,7 +218,6 @@ class ToolBusService:
             return await self._answer_in_turn(method, request, rpc_identity())
         except Exception as error:
             await _abort(context, error)
-            raise  # never reached: abort raises
 
     async def _answer_in_turn(self, method: str, request: Any, identity: Identity) -> Any:
         budgets, work = self._dispatcher.seams.budgets, partial(self._answer, method, identity=identity)
@@ -268,7 +268,6 @@ class ToolBusService:
             await asyncio.wait((opening,), timeout=REFUSED_READ_SECONDS)
             opening.add_done_callback(lambda read: read.cancelled() or read.exception())  # its outcome does not matter
             await _abort(context, error)
-            raise  # never reached: abort raises
         try:
             await carrier.run(stream)
         finally:
@@ -293,6 +292,8 @@ class ToolBusService:
         peer = Peer(self._limits, time.monotonic(), self._timings, identity)
         peer.address, peer.untrusted = address, self.is_guarded
         peer.outbox.pool = self._pool
+        if self.is_guarded:
+            peer.principal = replace(peer.principal, is_admin=False)
         stream = InvokeStream(self._shared, peer, carrier)
         self._streams_of[identity.name] += 1
         self._open[stream] = identity.name
@@ -308,8 +309,8 @@ class ToolBusService:
         if not self._streams_of[name]:
             del self._streams_of[name]
 
-    def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:
-        self._presence.attach(peer, attach, now)
+    def _check(self, attach: wire.Attach) -> None:
+        """Checks what the address allows to an attach; raises NotPermitted."""
 
     def _stalled(self) -> None:
         """Holds the calls of every stream, since the next ones that it reads may be old."""
@@ -317,7 +318,7 @@ class ToolBusService:
             self._hold(stream)
 
     def _hold(self, stream: InvokeStream) -> None:
-        if stream.hold():
+        if stream.hold(self._stalls.since):
             self._holding.add(stream)
 
     def _settled(self) -> None:
@@ -484,7 +485,7 @@ def _claim_socket(path: Path) -> IO[str]:
     return lock
 
 
-async def _abort(context: Context, error: BaseException) -> None:
+async def _abort(context: Context, error: BaseException) -> NoReturn:
     """Ends an RPC with the status of an error; this is where exceptions become the wire."""
     status, text = grpc_status(error)
     if status == "INTERNAL":

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,8 +32,10 @@ from toolbus.v1 import tool_pb2 as pb
 
 # A bus that was stopped finds in its sockets calls that their callers may have given up meanwhile. Their cancels, or
 # the ends of their streams, come behind them and before the echo of a heartbeat that the bus sends now. So a caller
-# still waits for each call that is not cancelled when the echo comes.
+# still waits for each call that is not cancelled when the echo comes. The same goes for calls that waited here for the
+# turn of their peer: what it sent meanwhile is behind them.
 
+LATE_SECONDS = 1.0  # that a message waits before its calls may be old
 HELD_BYTES = 4 * MIB  # of one peer; what comes beyond it is refused, and may be sent again
 
 
@@ -52,7 +55,7 @@ class HeldCalls:
         holding: whether calls of the peer are held now.
     """
 
-    __slots__ = ("_budget", "_bytes", "_calls", "_dispatcher", "_heartbeat", "_peer", "_watch", "holding")
+    __slots__ = ("_budget", "_bytes", "_calls", "_dispatcher", "_heartbeat", "_peer", "_since", "_watch", "holding")
 
     def __init__(self, peer: Peer, dispatcher: Dispatcher, watch: StallWatch, budget: HeldBudget) -> None:
         self._peer = peer
@@ -62,6 +65,7 @@ class HeldCalls:
         self._calls: dict[str, pb.ToolCall] = {}  # by call_id, oldest first
         self._bytes = 0
         self._heartbeat = 0  # the heartbeat whose echo ends the hold; 0: none was sent yet
+        self._since = 0.0  # the moment of the watch's clock since when they may wait
         self.holding = False
 
     def __repr__(self) -> str:
@@ -70,8 +74,13 @@ class HeldCalls:
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def begin(self, now: float) -> None:
-        """Holds calls from now on; only the echo of a heartbeat that is sent now or later ends that."""
+    def begin(self, now: float, since: float) -> None:
+        """Holds calls from now on; only the echo of a heartbeat that is sent now or later ends that.
+
+        Args:
+            since: the moment of the watch's clock since when what is read now may wait.
+        """
+        self._since = min(since, self._since) if self.holding else since
         self.holding = True
         self._heartbeat = 0
         if (self._calls or self._watch.suspended) and self._peer.state in (State.LIVE, State.LEAVING):
@@ -122,7 +131,7 @@ class HeldCalls:
         A call whose time may be over is refused: its caller sends it again, if it still waits. The others have all of
         their time from now on: how much of it has passed is not known, and a caller that waits no longer cancels.
         """
-        calls, age = self._calls, self._watch.age
+        calls, age = self._calls, self._age
         self.drop()
         in_time = []
         for call in calls.values():
@@ -142,11 +151,15 @@ class HeldCalls:
         self._bytes += size
         self._budget.left -= size
 
+    @property
+    def _age(self) -> float:
+        return self._watch.clock() - self._since
+
     def _outlived(self) -> Refused:
         return Refused(
             Code.UNAVAILABLE,
-            f"the bus stood still for up to {self._watch.age:.1f} s and cannot tell whether the caller still waits: "
-            "send the call again",
+            f"the bus read the call up to {self._age:.1f} s after it was sent and cannot tell whether the caller "
+            "still waits: send the call again",
             retry_safe=True,
         )
 
@@ -252,7 +265,7 @@ class SharedParts:
 
     presence: Presence
     dispatcher: Dispatcher
-    attach: Callable[[Peer, wire.Attach, float], None]
+    check: Callable[[wire.Attach], None]  # raises where the address does not allow it
     stalls: StallWatch
     held_budget: HeldBudget
     held_outboxes: HeldOutboxes
@@ -280,6 +293,7 @@ class InvokeStream:
         self._peer = peer
         self._held = HeldCalls(peer, dispatcher, shared.stalls, shared.held_budget)
         self._stalls = shared.stalls
+        self._check = shared.check
         self._wake = carrier.wake
         self._loop = asyncio.get_running_loop()
         self._opening = self._loop.call_later(peer.timings.attach_seconds, self._never_attached)
@@ -287,7 +301,7 @@ class InvokeStream:
         peer.outbox.wake = self._wake
         peer.outbox.flooded = self._flooded
         self._handle: dict[str, Callable[[Any, float], None]] = {
-            "attach": lambda attach, now: shared.attach(peer, attach, now),
+            "attach": self._attach,
             "calls": lambda calls, now: dispatcher.calls(peer, calls, now),
             "progress": lambda progress, now: dispatcher.progress(peer, progress, now),
             "results": JoinedResults(peer, dispatcher, shared.held_outboxes).take,
@@ -297,18 +311,22 @@ class InvokeStream:
         }
         self._plain = {field: self._handle[field] for field in ("calls", "cancels", "heartbeat")}
 
+    def _attach(self, attach: wire.Attach, now: float) -> None:
+        self._check(attach)
+        self._presence.attach(self._peer, attach, now)
+
     def _heartbeat(self, heartbeat: wire.Heartbeat, now: float) -> None:
         if heartbeat.from_peer:  # any other is an echo: like every frame it shows that the peer is alive
             self._peer.send_alone(heartbeat)
 
-    def hold(self) -> bool:
-        """Holds calls that may be older than the end of a stall; returns whether any can come."""
+    def hold(self, since: float) -> bool:
+        """Holds calls that may have been sent at a moment of the stall watch or later; returns whether any can come."""
         if self._peer.state is State.CLOSED or self._peer.half_closed:
             return False
         now = time.monotonic()
         if self._stalls.suspended:  # the tick judges a stall that the monotonic clock has counted
             self._peer.restart_pulse(now)
-        self._held.begin(now)
+        self._held.begin(now, since)
         self._handle.update(calls=self._held.calls, cancels=self._held.cancels, heartbeat=self._held_heartbeat)
         return True
 
@@ -339,10 +357,28 @@ class InvokeStream:
             self._opening.cancel()
             principal = principal.of_source(frame.attach.source)
         sender = None if self._peer.trust is Trust.OWN else principal
+        came = self._stalls.clock()
+
+        def receive(frame: wire.InvokeRequest) -> None:
+            if frame.calls and not self._held.holding and self._stalls.clock() - came > LATE_SECONDS:
+                self.hold(came)
+            self.receive(frame)
+
+        self._peer.unread = True
         try:
-            await self._seams.budgets.take(sender, self._peer.pending, frame, self.receive)
+            await self._seams.budgets.take(sender, self._peer.pending, frame, receive, self._may_attach)
         except Exception as error:
             self._fail(error)
+        finally:
+            self._peer.unread = False
+
+    def _may_attach(self, frame: wire.InvokeRequest) -> bool:
+        if self._peer.state is State.OPENING:
+            with suppress(ToolBusError):
+                self._check(frame.attach)
+                self._presence.handshake.check(self._peer, frame.attach)
+                return True
+        return self._peer.state is State.LIVE
 
     def receive(self, frame: wire.InvokeRequest) -> None:
         """Handles a message of the peer; what breaks a rule ends the stream."""

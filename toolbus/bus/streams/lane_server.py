@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
+from collections.abc import Coroutine
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -24,7 +27,9 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 
 log = logging.getLogger("toolbus.lane")
 
+OPEN_BYTES = 128  # of the name of an RPC; until one may be used, a connection takes nothing more
 OPEN_SECONDS = 30.0  # until a connection has to be opened
+LOOK_SECONDS = 0.05  # between two looks whether the peer of a connection has ended that is not read now
 LINGER_SECONDS = 5.0  # that a peer may take to read the status of an RPC, behind everything before it
 BACKLOG = 1024  # connections that may wait; all peers come back at once after a restart, and gRPC takes the rest
 
@@ -89,13 +94,15 @@ class _BusConnection(LaneConnection):
     """One connection of a peer, which is one RPC."""
 
     def __init__(self, server: LaneServer, allowed: Neighbours, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(server.limits.message_bytes, loop)
+        super().__init__(OPEN_BYTES, loop)
         self._server = server
         self._allowed = allowed
         self._address = ""  # for operators; "" before it is connected
         self._uid: int | None = None  # of the peer's user; None where the kernel does not say
         self._method = ""  # the RPC; "" before it is opened
         self._stream: InvokeStream | None = None  # None before the stream is open, and after it
+        self._hang_up: select.poll | None = None  # tells of it where nothing is read; None before it is connected
+        self._looking = False  # whether `_look` will run
         self._timer: asyncio.TimerHandle | None = None  # ends a connection that is not opened or closed in time
 
     def connected(self) -> None:
@@ -105,8 +112,11 @@ class _BusConnection(LaneConnection):
             self.abort()
             return
         self._server.connections.add(self)
+        connection = self._transport.get_extra_info("socket")
+        self._hang_up = select.poll()
+        self._hang_up.register(connection, 0)
         try:
-            pid, self._uid = program_of(self._transport.get_extra_info("socket"))
+            pid, self._uid = program_of(connection)
             self._address = f"lane:{pid}"
         except OSError:
             self._address = "lane:"
@@ -131,10 +141,25 @@ class _BusConnection(LaneConnection):
         else:
             self.refuse("INVALID_ARGUMENT", f"a frame of the lane has the kind {kind}, which may not come here")
 
+    def hold(self, handling: Coroutine[Any, Any, None]) -> None:
+        """Reads no further frame until the one before is handled, or its peer has ended."""
+        super().hold(handling)
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._looking = self._holding is not None and self._transport is not None
+        if self._looking and self._hang_up is not None and self._hang_up.poll(0):
+            self.abort()
+        elif self._looking:
+            self._loop.call_later(LOOK_SECONDS, self._look)
+
     def _open(self, method: str) -> None:
         self._method = method
         if self._timer is not None:
             self._timer.cancel()
+        self._max_bytes = self._server.limits.message_bytes
         try:
             if refusal := self._allowed.refusal(self._uid):
                 self._server.audit.refuse(self._address, f"/toolbus.v1.ToolBusService/{method}", refusal)

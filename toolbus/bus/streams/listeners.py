@@ -15,7 +15,6 @@ from toolbus.bus.streams.doors import Doors
 from toolbus.bus.streams.grpc_server import GrpcServer, ToolBusService
 from toolbus.bus.streams.health import Health
 from toolbus.bus.streams.lane_server import LaneServer
-from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.server_handshake import SHARE
 from toolbus.common.stall import StallWatch
@@ -57,7 +56,7 @@ class UntrustedService(ToolBusService):
         self.unary["Clear"] = wire.ClearRequest, _refuse
         self.unary["List"] = wire.ListRequest, _refuse
 
-    def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:
+    def _check(self, attach: wire.Attach) -> None:
         source = attach.source
         if not (source == DROPIN or source.startswith(f"{DROPIN}:") or self._is_untrusted(source)):
             raise NotPermitted(
@@ -66,8 +65,6 @@ class UntrustedService(ToolBusService):
             )
         if not attach.token:
             raise NotPermitted(f"the attach of {quote(source)} carries no token, but this port of the bus requires one")
-        peer.untrusted, peer.principal = True, replace(peer.principal, is_admin=False)
-        super()._attach(peer, attach, now)
 
     def _register(self, request: wire.RegisterRequest, identity: Identity) -> wire.RegisterResponse:
         self._check_session(request.session_id)

@@ -56,6 +56,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.principal = Principal(identity=identity)  # gets its source when attached
         self.stuck = 0  # calls that have ended for their caller but keep a slot until the plugin confirms
         self.traced: list[Call] = []  # whose spans wait for the moment in which they are written
+        self.unread = False  # whether a message of it waits in the bus, which reads nothing behind it: no echo either
         self.leave_by = math.inf  # when a session that was sent a drain is ended at the latest
         self.close: Callable[[str, str], None] = no_rpc  # ends the RPC with a gRPC status name and a text
 

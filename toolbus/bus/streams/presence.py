@@ -357,6 +357,8 @@ class Presence(SessionTable):
                 peer.restart_pulse(now)
             elif late > tick / 2:
                 peer.delay_pulse(late)
+            if peer.unread:
+                peer.last_heard, peer.missed = now, 0
             if now >= peer.quiet_until or peer.pending:
                 self._judge_silence(peer, now)
         if self._registry.expire(now) or self.review.room_changed():

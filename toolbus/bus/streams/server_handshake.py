@@ -251,7 +251,7 @@ class ServerHandshake:
         Raises:
             RequestError: the attach is refused; nothing has changed.
         """
-        self._check(peer, attach)
+        self.check(peer, attach)
         judgement = self._judge(peer, attach, qualified=attach.qualified)
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
         peer.principal = peer.principal.of_source(attach.source)
@@ -319,7 +319,8 @@ class ServerHandshake:
             if now - times[-1] > TAKEOVER_SECONDS:
                 del self._takeovers[instance]
 
-    def _check(self, peer: Peer, attach: wire.Attach) -> None:
+    def check(self, peer: Peer, attach: wire.Attach) -> None:
+        """Checks everything of an attach but its tools; raises as `open`."""
         if attach.protocol_version not in PROTOCOL_VERSIONS:
             raise VersionMismatch(attach.protocol_version, PROTOCOL_VERSIONS)
         if self._table.draining:
@@ -362,11 +363,7 @@ class ServerHandshake:
     def _judge(self, peer: Peer, attach: wire.Attach, *, qualified: bool) -> Judgement:
         """Judges the tools of an attach; raises as `ToolReview.judge`."""
         return self._review.judge(
-            peer.principal.identity,
-            attach.source,
-            attach.tools,
-            qualified=qualified,
-            all_or_none=attach.all_or_none,
+            peer.principal.identity, attach.source, attach.tools, qualified=qualified, all_or_none=attach.all_or_none
         )
 
     def refuse(self, peer: Peer, why: str) -> None:

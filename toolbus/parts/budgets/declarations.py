@@ -140,7 +140,12 @@ class PeerBudgets(Budgets):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def take(
-        self, sender: Principal | None, calls: Mapping[str, Any], frame: wire.InvokeRequest, receive: Receive
+        self,
+        sender: Principal | None,
+        calls: Mapping[str, Any],
+        frame: wire.InvokeRequest,
+        receive: Receive,
+        reads: Callable[[wire.InvokeRequest], bool] = lambda frame: True,
     ) -> None:
         """Handles a message when it is the turn of its account."""
         if max(len(frame.calls), len(frame.results), len(frame.progress), len(frame.cancels)) > MAX_ITEMS:
@@ -158,7 +163,8 @@ class PeerBudgets(Budgets):
                 work = await self.judge(sender, calls, frame, work)
             if frame.HasField("attach"):
                 attach = frame.attach
-                await self.declare(Declaring(account, attach.source, attach.qualified, attach.tools), work)
+                tools = attach.tools if await self.run(account, partial(reads, frame)) else ()
+                await self.declare(Declaring(account, attach.source, attach.qualified, tools), work)
                 return
             while piece := first_calls(frame):
                 await self.spend(account, PIECE_SECONDS)
