@@ -530,6 +530,10 @@ func TestABusThatHangsEndsWhatWaitsForIt(t *testing.T) {
 	address, process, _ := startProcess(t)
 	host := NewHost(&HostOptions{Options: Options{Address: address, Log: quiet}})
 	check(t, host.Ready(t.Context()))
+	host.peer.mutex.Lock()
+	host.peer.link.connection.close()
+	host.peer.mutex.Unlock()
+	must[*Listing](t)(host.List(t.Context(), nil)) // on the next connection
 	check(t, process.Signal(syscall.SIGSTOP))
 	defer process.Signal(syscall.SIGCONT)
 	var calls sync.WaitGroup

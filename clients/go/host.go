@@ -249,7 +249,8 @@ func (h *Host) List(ctx context.Context, options *ListOptions) (*Listing, error)
 			continue
 		}
 		listing, err := listed(ctx, link.connection, or(options))
-		if lost := new(PeerLost); !errors.As(err, &lost) || lost.Code != "UNAVAILABLE" {
+		isClosed := func(lost *PeerLost) bool { return lost.Code == "CANCELLED" && ctx.Err() == nil } // the connection, since
+		if lost := new(PeerLost); !errors.As(err, &lost) || lost.Code != "UNAVAILABLE" && !isClosed(lost) {
 			return listing, err
 		}
 		select { // perhaps the end of the stream comes next

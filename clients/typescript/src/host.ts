@@ -108,7 +108,7 @@ export class Host {
       requestState: inputs?.state,
     };
     this.peer.begin();
-    const failed = (problem: unknown) => this.peer.log(`onProgress of ${name} failed: ${String(problem)}`);
+    const failed = (text: string) => this.peer.log(`onProgress of ${name} failed: ${text}`);
     const take = onProgress && guarded((item: ToolProgress) => onProgress(progressFromWire(item)), failed);
     return resultFromWire(await this.peer.calls.call(fields, { onProgress: take, signal }));
   }

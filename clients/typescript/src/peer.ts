@@ -87,18 +87,25 @@ export function settingsOf(options: PluginOptions): Settings {
     address: options.address || TOOLBUS_ADDRESS || readCredential(credential).address || ADDRESS,
     token: options.token || TOOLBUS_TOKEN || "",
     instance: options.instance ?? randomBytes(16).toString("hex"),
-    log: options.log ? guarded(options.log, (problem) => console.error(`toolbus: the log failed: ${String(problem)}`)) : (text) => console.error(`toolbus: ${text}`),
+    log: guarded(options.log ?? ((text) => console.error(`toolbus: ${text}`)), (text) => console.error(`toolbus: the log failed: ${text}`)),
   };
 }
 
 /** Returns a function of the program whose faults, also later ones, are handled here: neither reading nor the process ends. */
-export function guarded<A extends unknown[]>(call: (...args: A) => unknown, failed: (problem: unknown) => void): (...args: A) => void {
+export function guarded<A extends unknown[]>(call: (...args: A) => unknown, failed: (text: string) => void): (...args: A) => void {
+  const handle = (problem: unknown) => {
+    let text: string = typeof problem;
+    try {
+      text = String(problem);
+    } catch {} // it has none
+    failed(text);
+  };
   return (...args) => {
     try {
       const later = call(...args);
-      if (later instanceof Promise) later.catch(failed);
+      if (later instanceof Promise) later.catch(handle);
     } catch (problem) {
-      failed(problem);
+      handle(problem);
     }
   };
 }
@@ -510,7 +517,7 @@ export class Peer {
       const tool = { name, error, role };
       this.refused.set(`${role} ${name}`, tool);
       if (!this.isNew(`the bus does not offer the tool '${name}': ${error}`, role)) continue;
-      if (this.options.onRefused) guarded(this.options.onRefused, (problem) => this.log(`onRefused failed: ${String(problem)}`))(tool);
+      if (this.options.onRefused) guarded(this.options.onRefused, (fault) => this.log(`onRefused failed: ${fault}`))(tool);
     }
     for (const { name, role } of waiting) {
       this.waiting.set(`${role} ${name}`, { name, role });

@@ -358,11 +358,12 @@ function putResult(result: ResultInit, callId: string, { outbox }: Link, hold: b
 }
 
 function failureOf(problem: unknown): ResultInit {
-  const kind = problem instanceof Error ? problem.name : typeof problem;
-  let text = kind;
+  let kind: string = typeof problem;
+  let text = "";
   try {
     if (problem instanceof InputNeeded) return { inputRequestsJson: toJson(problem.questions), requestState: problem.state };
-    text = (problem instanceof Error ? problem.message : String(problem)) || kind;
+    if (problem instanceof Error) kind = String(problem.name);
+    text = String(problem instanceof Error ? problem.message : problem) || kind;
   } catch (fault) {
     text = `${kind}: ${(fault as Error).message}`; // in the handler's own exception, or in what it asks
   }

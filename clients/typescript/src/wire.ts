@@ -108,7 +108,7 @@ export class Connection {
   unary<I extends DescMessage, O extends DescMessage>(
     method: string, input: I, request: MessageInitShape<I>, output: O, seconds: number,
   ): Promise<MessageShape<O>> { // prettier-ignore
-    return new Promise((resolve, reject) => {
+    return new Promise<MessageShape<O>>((resolve, reject) => {
       this.client.makeUnaryRequest(
         SERVICE + method,
         (message: MessageShape<I>) => Buffer.from(toBinary(input, message)),
@@ -122,6 +122,8 @@ export class Connection {
           reject(new (lost ? PeerLost : RequestError)(statusName(error.code), error.details));
         },
       );
+    }).catch((problem: Error) => {
+      throw problem instanceof RequestError ? problem : new PeerLost("UNAVAILABLE", problem.message); // it is closed
     });
   }
 

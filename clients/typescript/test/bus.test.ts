@@ -331,16 +331,21 @@ test("faults of functions of the program, at once or later, end nothing, and a l
     throw new Error("of the log, later");
   };
   const own = new Host({ address: bus.grpc, log });
-  const faults = [() => { throw new Error("at once"); }, () => Promise.reject(new Error("later"))]; // prettier-ignore
+  const faults = [() => { throw new Error("at once"); }, () => Promise.reject(new Error("later")), () => { throw Object.create(null); }]; // prettier-ignore
   for (const onProgress of faults) assert.equal((await own.call("steps", {}, { onProgress })).output, "done");
   await until(() => answered === "done");
-  assert.deepEqual(texts, ["at once", "later"].map((text) => `onProgress of steps failed: Error: ${text}`));
+  assert.deepEqual(texts, ["Error: at once", "Error: later", "object"].map((text) => `onProgress of steps failed: ${text}`));
   await own.close();
   for (const onRefused of faults) {
     const other = new Plugin("other", { address: bus.grpc, log: faults[0] as () => void, onRefused });
     other.tool("works", { description: "Works." }, () => 1);
+    other.tool("nameless", { description: "Throws what cannot be shown." }, () => {
+      throw Object.defineProperty(new Error(), "name", { get: faults[0] as never });
+    });
     other.tool("does_not", { description: "Does not.", parameters: { $ref: "#" } }, () => 1);
     await other.ready();
+    const { error } = await host.call("nameless");
+    assert.deepEqual([error?.code, error?.message], ["TOOL", "object: at once"]);
     assert.equal((await host.call("works")).output, 1);
     await other.close();
   }

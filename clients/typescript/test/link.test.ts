@@ -4,10 +4,11 @@ import { test } from "node:test";
 import { create, fromBinary, type MessageInitShape } from "@bufbuild/protobuf";
 
 import { Calls } from "../src/calls.js";
-import { EventSchema, InvokeRequestSchema, type Event } from "../src/gen/toolbus/v1/tool_bus_service_pb.js";
+import { EventSchema, InvokeRequestSchema, ListRequestSchema, ListResponseSchema, type Event } from "../src/gen/toolbus/v1/tool_bus_service_pb.js";
 import { Link, Outbox, Standstill } from "../src/link.js";
 import { Peer, settingsOf } from "../src/peer.js";
-import { whyUnanswered, type Connection } from "../src/wire.js";
+import { PeerLost } from "../src/values.js";
+import { Connection, whyUnanswered } from "../src/wire.js";
 
 function taken(outbox: Outbox) {
   const bytes = outbox.take();
@@ -82,6 +83,12 @@ test("after a graceful end of the stream its calls go before those that waited, 
 
 test("a name that DNS does not have is not looked up once more to explain that", async () => {
   assert.deepEqual(await whyUnanswered("dns:no-bus.invalid:1", "", {}), { why: "", reached: true });
+});
+
+test("an RPC on a connection that was closed meanwhile is one to a bus that is lost", async () => {
+  const connection = new Connection("127.0.0.1:1", "", {});
+  connection.close();
+  await assert.rejects(connection.unary("List", ListRequestSchema, {}, ListResponseSchema, 1), PeerLost);
 });
 
 test("a reader that is far behind gets the newest notifications, and the whole catalog", async () => {
