@@ -110,7 +110,8 @@ def test_a_call_that_waited_for_room_until_its_time_was_over_is_not_sent() -> No
     caller.calls.results(caller.session, [pb.ToolResult(call_id=caller.call_id, output_json="1")])
     error = caller.results[1].error
     assert error is not None
-    assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
+    assert (error.code, error.stage, error.retry_safe) == (Code.OVERLOADED, Stage.NOT_DISPATCHED, True)
+    assert error.limit == ("calls_in_flight", 1.0)
     assert not caller.session.pending
 
 

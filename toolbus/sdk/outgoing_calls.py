@@ -341,10 +341,7 @@ class OutgoingCalls:
         if len(pending) >= session.max_in_flight:
             return False
         if (left := out.timeout) and (left := self._time_left(out, left)) <= 0.0:  # sent without time it could run
-            if out.last_refusal is not None:
-                out.finish(out.last_refusal)
-            text = f"the call of {out.name!r} waited in this program until its timeout ended: make fewer at once"
-            out.fail(Code.UNAVAILABLE, text, Stage.NOT_DISPATCHED, retry_safe=True)
+            self._expire(out)
             return True
         size = len(out.arguments_json) + OVERHEAD
         options = out.options
