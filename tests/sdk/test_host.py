@@ -16,7 +16,7 @@ from toolbus.errors import Code, PeerLost, RequestError
 from toolbus.functions.call_context import CallContext, CallOptions, Inputs
 from toolbus.functions.scope import ToolScope
 from toolbus.protocol.questions import Answer, Question
-from toolbus.sdk.host import Host, SyncHost
+from toolbus.sdk.host import MAX_UNREAD, FeedReader, Host, HostDelegate, SyncHost
 from toolbus.sdk.listing import CatalogChange, ListedTool
 from toolbus.sdk.outgoing_calls import OutgoingCall
 from toolbus.sdk.plugin_client import Plugin
@@ -307,6 +307,46 @@ async def test_a_watcher_gets_the_whole_again_after_a_new_connection() -> None:
         assert (await within(anext(changes))).full
         await changes.aclose()
     await host.close()
+
+
+async def test_a_reader_that_is_far_behind_gets_the_newest_notifications_and_the_whole_catalog() -> None:
+    delegate, woken = HostDelegate(0.0), list[str]()
+    changes, notices = FeedReader(lambda: woken.append("changes")), FeedReader(lambda: woken.append("notices"))
+    await delegate.read("catalog", changes)
+    await delegate.read("notifications", notices)
+    names = [f"t{number}" for number in range(MAX_UNREAD + 2)]
+    delegate.event(wire.Event(catalog=wire.CatalogChange(revision=1, full=True)))
+    for number, name in enumerate(names, 1):
+        listed = wire.ListedTool(tool=pb.Tool(name=name), source="x")
+        delegate.event(wire.Event(catalog=wire.CatalogChange(revision=1 + number, added=[listed])))
+        delegate.event(wire.Event(notification=wire.Notification(source="x", number=number, lost=int(number == 1))))
+    whole, *later = changes.take()
+    assert (whole.full, [each.name for each in whole.added]) == (True, names[:MAX_UNREAD])
+    assert [(each.full, each.added[0].name) for each in later] == [(False, name) for name in names[MAX_UNREAD:]]
+    oldest, *others = notices.take()
+    assert (oldest.number, oldest.lost, len(others), others[-1].number) == (3, 3, MAX_UNREAD - 1, len(names))
+    assert {each.lost for each in others} == {0}
+    assert woken == ["changes", "notices"]
+
+
+async def test_a_feed_gives_what_came_before_the_end_of_the_connection() -> None:
+    async def tell(stream: PlayedStream) -> None:
+        await stream.accept()
+        await stream.write(events=[wire.Event(notification=wire.Notification(source="x", number=7))])
+        await stream.write(drain=wire.Drain(reason="requested"))
+        await stream.read()
+
+    async with played_bus(tell) as bus:
+        with SyncHost(bus.address) as host:
+            seen = await within(asyncio.to_thread(_all_of, host))
+    assert seen == [7]
+
+
+def _all_of(host: SyncHost) -> list[int]:
+    seen: list[int] = []
+    with pytest.raises(PeerLost, match="operator"):
+        seen.extend(each.number for each in host.notifications())
+    return seen
 
 
 async def test_watching_ends_with_the_connection() -> None:

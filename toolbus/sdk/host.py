@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from sys import modules
@@ -46,8 +47,43 @@ if TYPE_CHECKING:
 
 
 Feed = Literal["catalog", "notifications"]
-Reader = Callable[[Any], object]
+MAX_UNREAD = 1000  # items of a feed that wait for their reader
 _SUBSCRIPTIONS = {"catalog": wire.SUBSCRIPTION_CATALOG, "notifications": wire.SUBSCRIPTION_NOTIFICATIONS}
+
+
+class FeedReader:
+    """What a reader of a feed has not read yet.
+
+    One that is far behind loses the oldest notifications, which `lost` of the next counts, and gets the whole catalog
+    in place of its changes.
+
+    Args:
+        wake: called when there is something to read and was nothing before.
+    """
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._items: deque[Any] = deque()
+        self._lock = threading.Lock()
+        self._wake = wake
+
+    def put(self, item: Any, whole: Callable[[], CatalogChange] | None = None) -> None:
+        """Adds a notification, or a change of the catalog, which ``whole`` returns whole."""
+        with self._lock:
+            self._items.append(item)
+            count = len(self._items)
+            if count > MAX_UNREAD and whole is not None:
+                self._items = deque((whole(),))
+            elif count > MAX_UNREAD:
+                lost, following = self._items.popleft().lost + 1, self._items[0]
+                self._items[0] = replace(following, lost=following.lost + lost)
+        if count == 1:
+            self._wake()
+
+    def take(self) -> deque[Any]:
+        """Returns everything that waits, oldest first."""
+        with self._lock:
+            items, self._items = self._items, deque()
+        return items
 
 
 class HostDelegate(Delegate):
@@ -59,7 +95,7 @@ class HostDelegate(Delegate):
         self._settled_at = 0.0  # until when plugins may be reconnecting after a restart of the bus
         self._boot_id = ""  # of the bus that answered last; "" before an attach, or if the bus states none
         self._subscribed: dict[Feed, None] = {}  # the feeds that have had a reader
-        self._readers: dict[Feed, set[Reader]] = {"catalog": set(), "notifications": set()}
+        self._readers: dict[Feed, set[FeedReader]] = {"catalog": set(), "notifications": set()}
         self._mirror: dict[tuple[str, str], ListedTool] = {}  # (name, source) → tool, as of `_revision`
         self._revision = -1  # below 0 until the bus has sent a full list
         self._newest = 0  # the number of the last notification; 0 before the first
@@ -103,19 +139,22 @@ class HostDelegate(Delegate):
         """Forgets what belongs to the last bus: the next one counts for itself, and need not have started just now."""
         self._boot_id, self._settled_at, self._newest = "", 0.0, 0
 
-    async def read(self, feed: Feed, reader: Reader) -> None:
+    async def read(self, feed: Feed, reader: FeedReader) -> None:
         """Passes a feed on to a reader; the first item of the catalog's is the whole catalog, if it is known."""
         self._readers[feed].add(reader)
         if feed == "catalog" and self._revision >= 0:
-            reader(CatalogChange(self._revision, True, tuple(self._mirror.values())))
+            reader.put(self._catalog())
 
-    async def unread(self, feed: Feed, reader: Reader) -> None:
+    async def unread(self, feed: Feed, reader: FeedReader) -> None:
         """Stops passing a feed on to a reader."""
         self._readers[feed].discard(reader)
 
     def _publish(self, feed: Feed, item: Any) -> None:
         for reader in self._readers[feed]:
-            reader(item)
+            reader.put(item, self._catalog if feed == "catalog" else None)
+
+    def _catalog(self) -> CatalogChange:
+        return CatalogChange(self._revision, True, tuple(self._mirror.values()))
 
     def _mirrored(self, change: CatalogChange) -> CatalogChange:
         if change.full:
@@ -626,24 +665,29 @@ class Host(HostBase):
 
     async def _feed(self, feed: Feed) -> AsyncGenerator[Any]:
         connection = self._begin(feed)
-        items: asyncio.Queue[Any] = asyncio.Queue()
-        inbox = Inbox(asyncio.get_running_loop())
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
-        def put(item: Any) -> None:
-            inbox.put(items.put_nowait, item)
+        def wake() -> None:
+            with suppress(RuntimeError):  # its loop has ended
+                loop.call_soon_threadsafe(arrived.set)
 
+        reader, over = FeedReader(wake), False
         ended = connection.submit(connection.ended())
-        ended.add_done_callback(lambda _: put(None))
+        ended.add_done_callback(lambda _: wake())
         try:
-            await self._run(self._delegate.read(feed, put))
-            while (item := await items.get()) is not None:
-                yield item
+            await self._run(self._delegate.read(feed, reader))
+            while not over:
+                await arrived.wait()
+                arrived.clear()
+                over = ended.done()  # before the last ones are taken
+                for item in reader.take():
+                    yield item
             if not self._closed:
                 ended.result()  # raises the reason
         finally:
             ended.cancel()
             if not self._closed:
-                connection.submit(self._delegate.unread(feed, put))
+                connection.submit(self._delegate.unread(feed, reader))
 
     async def lend(
         self,
@@ -809,20 +853,23 @@ class SyncHost(HostBase):
 
     def _feed(self, feed: Feed) -> Generator[Any]:
         connection = self._begin(feed)
-        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        put = items.put
+        arrived, over = threading.Event(), False
+        reader = FeedReader(arrived.set)
         ended = connection.submit(connection.ended())
-        ended.add_done_callback(lambda _: put(None))
+        ended.add_done_callback(lambda _: arrived.set())
         try:
-            self._run(self._delegate.read(feed, put))
-            while (item := items.get()) is not None:
-                yield item
+            self._run(self._delegate.read(feed, reader))
+            while not over:
+                arrived.wait()
+                arrived.clear()
+                over = ended.done()
+                yield from reader.take()
             if not self._closed:
                 ended.result()
         finally:
             ended.cancel()
             if not self._closed:
-                connection.submit(self._delegate.unread(feed, put))
+                connection.submit(self._delegate.unread(feed, reader))
 
     def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """As `Host.drain`."""
