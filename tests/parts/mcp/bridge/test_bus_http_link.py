@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.support.waiting import until
 from toolbus.parts.mcp.bridge.bridge import Bridge
 from toolbus.parts.mcp.bridge.bus_http_link import RESUME_SECONDS, BusHttpLink
 from toolbus.parts.mcp.bridge.links import Link, NoBus, TakeEnd, TakeLine
+from toolbus.parts.mcp.messages.headers import SESSION, VERSION
 from toolbus.parts.mcp.settings import McpSettings, Profile
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
@@ -205,6 +208,41 @@ async def test_a_draining_bus_answers_what_it_runs_while_the_next_one_runs_what_
                 assert client.answers(id)[0]["result"]["content"][0]["text"] == str(id)
             await draining
         await asyncio.to_thread(client.bridge.finish)
+
+
+async def test_what_follows_a_handshake_waits_for_its_session() -> None:
+    """A client goes on after 0.9 s, when the bridge has answered in place of a slow bus."""
+    seen: list[tuple[str, ...]] = []
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if message["method"] == "initialize":
+                time.sleep(0.2)
+            else:
+                seen.append((message["method"], *(self.headers.get(name, "") for name in (SESSION, VERSION))))
+            answer = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), "result": INITIALIZE}).encode()
+            self.send_response(200)
+            for name, value in ((SESSION, "s1"), ("Content-Type", "application/json"), ("Content-Length", len(answer))):
+                self.send_header(name, str(value))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *words: Any) -> None:
+            """Logs nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        serving = asyncio.create_task(asyncio.to_thread(server.serve_forever, 0.01))
+        client = Client(f"http://127.0.0.1:{server.server_port}/mcp")
+        await asyncio.to_thread(client.bridge.connect_once)
+        await client.say("initialize", 1, **INITIALIZE)
+        await client.say("tools/list", 2)
+        await client.say("notifications/initialized")
+        await until(lambda: client.answers(2), "the answer")
+        await asyncio.to_thread(client.bridge.finish)
+        server.shutdown()
+        await serving
+    assert sorted(seen[1:]) == [(each, "s1", "2025-11-25") for each in ("notifications/initialized", "tools/list")]
 
 
 def test_an_error_names_an_invalid_address_and_one_where_nothing_listens() -> None:

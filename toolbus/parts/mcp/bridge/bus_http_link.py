@@ -55,6 +55,8 @@ class BusHttpLink:
         self._ended = False
         self._session = ""  # the session of a legacy client; "" before its handshake
         self._version = ""  # the protocol version of that session
+        self._settled = threading.Event()  # cleared while that handshake is pending: what follows needs its session
+        self._settled.set()
         self.running: dict[str, tuple[http.client.HTTPConnection, Json]] = {}  # by id of request, with the request
         self.unsent: set[str] = set()  # ids of requests that were not connected yet
         self._marks: dict[str, dict[str, tuple[str, ...]]] = {}  # arguments that go into headers, by tool
@@ -67,6 +69,8 @@ class BusHttpLink:
         """Sends a message, without waiting for its answer."""
         message: Json = json.loads(line)
         params, method = params_of(message), message.get("method", "")
+        if method == "initialize":
+            self._settled.clear()
         if method == ATTACH:
             self._attach(message["id"], params.get("profile") or "")
             return
@@ -163,6 +167,9 @@ class BusHttpLink:
         """Makes one POST, and passes its answer on."""
         id = json.dumps(message.get("id"))
         is_request = "method" in message and "id" in message
+        begins = message.get("method") == "initialize"
+        if not begins and not _is_modern(message):
+            self._settled.wait(CONNECT_SECONDS)
         try:
             connection = self._connect()
         except OSError as error:
@@ -179,7 +186,7 @@ class BusHttpLink:
             try:
                 connection.request("POST", self._path, line, self._headers(message))
                 response = connection.getresponse()
-                if message.get("method") == "initialize" and (session := response.getheader(mcp_headers.SESSION)):
+                if begins and (session := response.getheader(mcp_headers.SESSION)):
                     self._session = session
                 self._read(response, message)
             finally:
@@ -192,6 +199,8 @@ class BusHttpLink:
         finally:
             with self._lock:
                 self.running.pop(id, None)
+            if begins:
+                self._settled.set()
 
     def _read(self, response: http.client.HTTPResponse, message: Json) -> None:
         if response.getheader("Content-Type", "").startswith(_EVENTS):
@@ -263,6 +272,7 @@ class BusHttpLink:
             return
         if message.get("method") == "initialize":
             self._version = str(result.get("protocolVersion", ""))
+            self._settled.set()
         elif message.get("method") == "tools/list":
             for tool in result.get("tools", ()):
                 with contextlib.suppress(ValueError):
