@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,6 +44,7 @@ MESSAGES = tuple(
         wire.ListRequest(include_offline=True, page_token="9"),
     )
 )
+LINE = socket.socketpair()  # what every wire is to those who ask the kernel: open at both ends
 ORDER = ("bytes", "frame", "open", "message", "lie", "cut", "half_close", "break", "turn", "slow", "raw_message")
 
 
@@ -55,6 +57,9 @@ class _Wire(asyncio.Transport):
         self.aborted = False
         self.reads = True
         self.resumed: Callable[[], None] = lambda: None  # delivers what came while the bus did not read
+
+    def fileno(self) -> int:
+        return LINE[0].fileno()
 
     def getsockopt(self, *what: Any) -> bytes:
         return struct.pack("=iII", os.getpid(), os.getuid(), os.getgid())  # as the kernel says it of a peer
