@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
@@ -238,6 +238,7 @@ def test_an_error_never_repeats_the_password(url: str) -> None:
 
 
 @given(st.text() | mutated_urls())
+@example("HTTP://[::1]?")
 def test_every_library_reads_an_accepted_url_as_we_do(text: str) -> None:
     try:
         parsed = parse_callback_url(text)
@@ -254,7 +255,7 @@ def test_every_library_reads_an_accepted_url_as_we_do(text: str) -> None:
     assert given_ports == {parsed.port}
     assert {library.scheme, yarl.scheme, encoded.scheme, other.scheme} == {parsed.scheme}
     assert not any([library.username, yarl.user, encoded.user, other.userinfo, library.fragment])
-    assert url.endswith(encoded.raw_path_qs)
+    assert url.removesuffix("?").endswith(encoded.raw_path_qs)  # yarl leaves an empty query out
     assert parse_callback_url(url).origin == parsed.origin
 
 
