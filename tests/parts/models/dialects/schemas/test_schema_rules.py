@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.parts.models.dialects.sample_tools import SAMPLES, TREE
@@ -87,6 +87,7 @@ ROOTS = _keywords(SCHEMAS)
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
 @settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 @given(schema=ROOTS)
+@example(schema={"additionalProperties": False, "patternProperties": {"a": {}}})
 def test_any_object_becomes_a_schema_within_the_rules_or_is_refused_with_a_reason(
     rules: SchemaRules, schema: Json
 ) -> None:

@@ -154,6 +154,8 @@ class _Sanitizing:
             notes += [in_words(pattern, "patternProperties") for pattern in readable]
             every = [*readable.values()]
             values = [copy.deepcopy(value) for index, value in enumerate(every) if value not in every[:index]]
+            for each in values:
+                _write_types(each)
             valid["additionalProperties"] = values[0] if len(values) == 1 else {"anyOf": values}
 
     def _keyword(self, schema: dict[str, Any], keyword: str, value: Any, notes: list[str]) -> Any:
