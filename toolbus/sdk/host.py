@@ -648,7 +648,7 @@ class Host(HostBase):
         return listing
 
     def watch(self) -> AsyncGenerator[CatalogChange]:
-        """Yields the whole catalog, then its changes, for ever; after a reconnect the whole catalog again.
+        """Yields the whole catalog, then its changes, for ever; all again after a reconnect or 1,000 unread changes.
 
         Raises:
             PeerLost, RequestError: the connection has ended for good.
@@ -657,6 +657,8 @@ class Host(HostBase):
 
     def notifications(self) -> AsyncGenerator[Notification]:
         """Yields the notifications of plugins to users, for ever; after a reconnect also those that it missed.
+
+        Of more than 1,000 that are unread the oldest are left out, which `Notification.lost` counts.
 
         Raises:
             PeerLost, RequestError: the connection has ended for good.
