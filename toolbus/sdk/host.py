@@ -667,11 +667,10 @@ class Host(HostBase):
 
     async def _feed(self, feed: Feed) -> AsyncGenerator[Any]:
         connection = self._begin(feed)
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        inbox, arrived = Inbox(asyncio.get_running_loop()), asyncio.Event()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # its loop has ended
-                loop.call_soon_threadsafe(arrived.set)
+            inbox.put(lambda _: arrived.set())
 
         reader, over = FeedReader(wake), False
         ended = connection.submit(connection.ended())
