@@ -1,6 +1,7 @@
 """Writes and reads results of tools: content blocks, structured output, failures.
 
-A result of a mounted server that goes on to an MCP client arrives as the server sent it.
+A result of a mounted server that goes on to an MCP client arrives as the server sent it, but for what `write_content`
+adds to links and sounds alone, and for texts that `read_result` leaves out as repetitions.
 """
 
 from __future__ import annotations
